@@ -218,8 +218,8 @@ def _checked(
                 raise ValueError(f"name ({f.table!r}) must not contain '.': TorchRec's tables are modules of that name")
             if table.width % 4:
                 raise ValueError(
-                    f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM: for a plan, give"
-                    " row_multiple=4"
+                    f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM: for a plan,"
+                    " give row_multiple=4"
                 )
             if table != stored[table.name]:
                 raise ValueError(f"table name {table.name!r} must not be that of a pool or of another table's part")
