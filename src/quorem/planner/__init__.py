@@ -13,12 +13,13 @@ How a budget becomes a plan, and the file of each step:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_choice, check_mapping
+from ..checks import FLOAT_DTYPES, check_choice, check_int, check_mapping
 from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..ops.state import RULES, check_state_dtype
@@ -53,6 +54,7 @@ def plan(
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     bits: Sequence[Literal[8, 4]] | None = None,
     state_dtype: StateDtype | Literal["auto"] = "auto",
+    row_multiple: int = 1,
 ) -> Plan:
     """Choose a scheme for each table, so that all tables fit a budget and lose as little quality as possible.
 
@@ -81,6 +83,7 @@ def plan(
         state_dtype: dtype of the optimizer's state for rows that are updated one by one: ``"float32"``, or for Adagrad
             ``"bfloat16"`` or ``"log8"`` (``quorem.optim.Adagrad(state_dtype=...)``). ``"auto"`` is ``"log8"`` where
             rows in bfloat16 or float16 would be too few otherwise, else ``"float32"``.
+        row_multiple: the width of narrow rows is a multiple of this; TorchRec's tables need 4.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -99,7 +102,11 @@ def plan(
     for name, options in (("dtypes", dtypes), ("bits", bits)):
         if options is not None and not isinstance(options, Sequence):
             raise TypeError(f"{name} ({options}) must be a sequence, such as ({options},)")
-    modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
+    check_int("row_multiple", row_multiple)
+    modules = [
+        replace(module, row_multiple=row_multiple)
+        for module in modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
+    ]
     if not modules:
         raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
     return plan_modules(
