@@ -203,7 +203,8 @@ def _entry(op: Op, plain: Kernel, device: Any = None) -> Kernel:
         flat, packed = iter(args), list[Any]()
         for argument in names:
             if argument == "batch":
-                packed.append(IdBatch(*islice(flat, 3), mean=options.pop("mean")))
+                ids, offsets, sample_weights = islice(flat, 3)
+                packed.append(IdBatch(ids, offsets, sample_weights, options.pop("mean")))
             elif argument == "layout":
                 packed.append(Layout(*islice(flat, len(Layout._fields))))
             elif argument == "state":
