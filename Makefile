@@ -24,12 +24,12 @@ help: ## list the targets
 install: $(STAMP) ## set up .venv with the package (editable) and all its extras
 
 # The constraints are also set by environment so that they reach the isolated build of the package itself.
-# TorchRec comes without its dependencies, which name the CUDA build of FBGEMM.
-$(STAMP): pyproject.toml constraints.txt
+# TorchRec and the libraries that tests compress come without their dependencies, which name other builds of torch.
+$(STAMP): pyproject.toml constraints.txt tests/foreign.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(TORCHREC)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(TORCHREC) -r tests/foreign.txt
 	touch $@
 
 test: install ## run every test, the docstrings' examples and the documents' code (PYTEST_ARGS="-k name")

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 
 import quorem
 
-D, SEEN, EPOCHS, BATCH, K = 32, 8, 5, 512, 20
+D, SEEN, EPOCHS, BATCH, K = 32, 8, 3, 512, 20
+LONGEST = 60  # items of a user of MovieLens, the last ones
 TIMES = (4, 16, 60)
-SETTINGS = ("hash", "QR add", "QR mult", "QR add, ordered", "hot, pool")
+LARGE = "QR add, large quotient"
+SETTINGS = ("hash", "QR add", "QR mult", LARGE, "QR add, ordered", f"{LARGE}, ordered", "hot, pool")
 
 
-def made_up(items: int = 4000, topics: int = 80, users: int = 1500, length: int = 20, seed: int = 0) -> list[Tensor]:
+def made_up(items: int = 2000, topics: int = 40, users: int = 1000, length: int = 20, seed: int = 0) -> list[Tensor]:
     """Sessions of items of one topic each, some popular and some not, numbered at random."""
     generator = torch.Generator().manual_seed(seed)
     number = torch.randperm(items, generator=generator)
@@ -42,13 +44,13 @@ def made_up(items: int = 4000, topics: int = 80, users: int = 1500, length: int 
 
 
 def movielens(path: Path) -> list[Tensor]:
-    """The items of each user in order of time."""
+    """The last items of each user in order of time."""
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     items = {item: i for i, item in enumerate(dict.fromkeys(row[1] for row in rows))}
     sessions: dict[str, list[int]] = {}
     for user, item, _, _ in sorted(rows, key=lambda row: float(row[3])):
         sessions.setdefault(user, []).append(items[item])
-    return [torch.tensor(session) for session in sessions.values()]
+    return [torch.tensor(session[-LONGEST:]) for session in sessions.values()]
 
 
 def examples(sessions: list[Tensor], last: bool) -> tuple[Tensor, Tensor]:
@@ -69,8 +71,9 @@ def scheme_of(setting: str, n: int, times: int, counts: Tensor) -> tuple[quorem.
         least = 2 * math.isqrt(2 ** (n - 1).bit_length()) + 4  # a pool must tell all cold ids apart
         pool = max(rows // 2, least)
         return quorem.HotCold(max(1, rows - pool), cold=quorem.Pool(pool)), counts
+    large: Any = "quotient" if setting.startswith(LARGE) else "remainder"
     schemes = {"hash": quorem.Hash(times), "QR mult": quorem.QR(times)}
-    return schemes.get(setting, quorem.QR(times, operation="add")), None
+    return schemes.get(setting, quorem.QR(times, operation="add", large=large)), None
 
 
 class Recommender(nn.Module):
@@ -86,9 +89,6 @@ class Recommender(nn.Module):
 
 def run(sessions: list[Tensor], n: int, setting: str, times: int, seed: int) -> dict[str, Any]:
     """Train and test one setting."""
-    if setting == "QR add, ordered":
-        number = quorem.order_by_cooccurrence([session[:-1] for session in sessions], n)
-        sessions = [number[session] for session in sessions]
     seen, following = examples(sessions, last=False)
     counts = torch.bincount(following, minlength=n)
     torch.manual_seed(seed)
@@ -119,12 +119,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options: argparse.Namespace = parser.parse_args()
     logs = {"made up": made_up()} | ({"MovieLens-100k": movielens(options.movielens)} if options.movielens else {})
-    config = {"dim": D, "seen": SEEN, "epochs": EPOCHS, "batch": BATCH, "k": K, "seeds": options.seeds}
+    config = {
+        "dim": D,
+        "seen": SEEN,
+        "longest": LONGEST,
+        "epochs": EPOCHS,
+        "batch": BATCH,
+        "k": K,
+        "seeds": options.seeds,
+    }
     result: dict[str, Any] = {**result_file.made_by("torch"), "config": config, "rows": []}
     for name, sessions in logs.items():
         n = int(max(session.max() for session in sessions)) + 1
+        order = quorem.order_by_cooccurrence([session[:-1] for session in sessions], n)
         for setting, times in [("full", 1), *product(SETTINGS, TIMES)]:
-            runs = [run(sessions, n, setting, times, seed) for seed in range(options.seeds)]
+            numbered = [order[session] for session in sessions] if setting.endswith("ordered") else sessions
+            runs = [run(numbered, n, setting, times, seed) for seed in range(options.seeds)]
             row: dict[str, Any] = {
                 "log": name,
                 "items": n,

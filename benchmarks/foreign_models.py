@@ -7,7 +7,7 @@ Each model is built by its library's own code, trained for some steps by Adagrad
 found by the garbage collector: model, optimizer's state and whatever still holds an old table. ``loss`` is the mean of
 the last ten steps. A library that is not installed is left out, and said so:
 
-    pip install --no-deps torch-rechub recbole deepctr-torch; pip install transformers scikit-learn pandas colorlog
+    pip install transformers; pip install --no-deps -r tests/foreign.txt
 """
 
 import gc

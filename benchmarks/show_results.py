@@ -24,7 +24,7 @@ def main() -> None:
     for path in [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         shown = re.sub(
-            r"(<!-- (quorem (?:bench|report) (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n).*?(<!-- end -->\n)",
+            r"(<!-- (quorem bench (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n).*?(<!-- end -->\n)",
             filled,
             text,
             flags=re.DOTALL,

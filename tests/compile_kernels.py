@@ -63,9 +63,6 @@ def compile_tables() -> None:
         rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options, **scale)
         if rule == "amsgrad":
             replay.catch_up_(ids, stored, state, layout, **options)
-            rules.update_(
-                grad[:0], IdBatch(ids.ids[:0]), stored, scalar(0.1), state, layout, **options
-            )  # advance alone
         else:
             rules.update_(grad, bags, stored, scalar(0.1), state, layout, **options)
 

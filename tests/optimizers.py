@@ -109,10 +109,13 @@ def oracle(name: str, module: Tables, lr: float) -> torch.optim.Optimizer:
             return torch.optim.Adam(params, lr=lr)
         case "AMSGrad":
             return torch.optim.Adam(params, lr=lr, amsgrad=True)
+        case "AdamW":
+            return torch.optim.AdamW(params, lr=lr)
     return DenseRowWiseAdagrad(module, lr)
 
 
-NAMES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AMSGrad")
+NAMES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AMSGrad", "AdamW")
+LAGGING = ("Adam", "AMSGrad", "AdamW")
 CLASSES = {name: getattr(optim, name) for name in NAMES}
 RATES = {name: 0.02 if "dagrad" in name else 5e-4 if name == "SGD" else 5e-3 for name in NAMES}
 

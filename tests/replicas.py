@@ -201,6 +201,8 @@ def sharded_tables_are_not_updated_in_backward() -> None:
     shard_(model)
     with pytest.raises(ValueError, match="sharded"):
         optim.apply_in_backward(model, optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"state_dtype \('log8'\) must be 'float32' for sharded parameters"):
+        optim.Adagrad(model.parameters(), state_dtype="log8")
     for make in (lambda: Embedding(N, D, QR(4)), lambda: EmbeddingBag(N, D, PATH)):
         model = nn.Sequential(make())
         optim.apply_in_backward(model, optim.SGD, lr=0.1)

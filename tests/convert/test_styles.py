@@ -1,6 +1,6 @@
 """``compress_`` in the styles of other libraries, trained before and after; no library is needed.
 
-``test_foreign.py`` does the same with the libraries themselves, where they are installed.
+``test_foreign.py`` does the same with the libraries themselves.
 """
 
 import gc

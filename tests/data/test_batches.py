@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,7 +16,7 @@ import torch
 from click_logs import random_lines
 
 import quorem
-from quorem.data.batches import Bags, Batch
+from quorem.data.batches import Bags, Batch, ahead
 from quorem.data.criteo import prepare_criteo
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
@@ -205,3 +207,22 @@ def test_reading_needs_neither_polars_nor_anything_heavier():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
+
+
+def test_reading_ahead_is_abandoned_without_waiting():
+    """Closed by the garbage collector while another thread starts, it would wait for a lock of that thread."""
+    proceed = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        assert proceed.wait(60)
+        yield 2
+
+    reading = ahead(items())
+    assert next(reading) == 1
+    closing = threading.Thread(target=reading.close)
+    closing.start()
+    closing.join(30)
+    is_closed = not closing.is_alive()
+    proceed.set()
+    assert is_closed

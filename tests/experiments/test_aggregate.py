@@ -17,6 +17,7 @@ from quorem.experiments.aggregate import aggregate, command_of, curve, mean_and_
 from quorem.experiments.figures import Dataset, FigurePlan, Made, PlannedPoint, Point
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
 from quorem.experiments.reproduce import plan
+from quorem.files.atomic import sealed
 from quorem.modules.collection import EmbeddingCollection
 from quorem.paper.schemes import QR
 from quorem.training.config import RunConfig
@@ -48,8 +49,8 @@ def finish(folder, config: RunConfig, validation: float, test: float, curve: dic
     result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee"}
     (out / "result.json").write_text(json.dumps(result))
     lines = [{"step": step, "validation": {"log_loss": loss}} for step, loss in (curve or {}).items()]
-    lines.insert(0, {"step": 1, "loss": 0.7})
-    (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [{"step": 1, "loss": 0.7}, *lines, {"step": 10**6, "test": result["test"]}]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(sealed(line)) + "\n" for line in lines))
 
 
 def test_mean_and_sample_deviation():
@@ -111,7 +112,8 @@ def test_damaged_metrics_are_named(tmp_path):
 
 
 def test_one_validation_is_no_curve(tmp_path):
-    (tmp_path / "m").write_text('{"step": 5, "validation": {"log_loss": 0.5}}\n')
+    final = {"step": 5, "validation": {"log_loss": 0.5}, "test": {"log_loss": 0.5}}
+    (tmp_path / "m").write_text(json.dumps(sealed(final)) + "\n")
     assert curve([tmp_path / "m"]) == []
 
 

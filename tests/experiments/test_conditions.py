@@ -10,7 +10,6 @@ from made_up_results import DATA, figure, result, sweep
 
 from quorem.experiments.conditions import Conditions, all_conditions, conditions_of, file_names, split
 from quorem.experiments.figures import Figure
-from quorem.experiments.markdown import markdown
 from quorem.experiments.report.page import html, sections
 from quorem.experiments.report.tradeoff import winners
 
@@ -91,8 +90,6 @@ def test_every_figure_says_its_rows_and_the_papers():
     assert '<p class="trained">trained on 1,200 rows, 1 epoch, batch 128</p>' in text
     assert "mult is best. The paper trained on one epoch of 39.3 million rows." in text
     assert "39.3 million" not in html([sweep(name="mine", paper="")])
-    assert markdown(figure([])) == "No point of this figure is trained yet.\n"
-    assert markdown(sweep()).endswith("otherwise Adagrad.\nTrained on 1,200 rows, 1 epoch, batch 128.\n")
 
 
 def test_the_best_carries_the_tie_rule_of_the_winners():

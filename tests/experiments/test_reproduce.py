@@ -92,29 +92,6 @@ def test_the_page_of_results_that_were_copied(whole, tmp_path):
     assert "Figure 5" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_tables_for_documents(whole):
-    out, _ = whole
-    done = invoke("report", out / "results", "--table", "figure6")
-    assert done.exit_code == 0, done.output
-    head, _, full, hash_, *_ = done.stdout.splitlines()
-    columns = " | ".join(f"threshold {t}" for t in (1, 20, 200, 2000, 20000))
-    assert head == f"| DCN, test log loss | {columns} |"
-    figure = Figure.read(out / "results" / "figure6.json")
-    points = {(p.network, p.series, p.x): p for p in figure.points}
-    first = points["dcn", "full", None]
-    assert full == f"| full | {first.test_mean:.4f} ± {first.test_sd:.4f} |  |  |  |  |"
-    assert hash_.split(" | ")[3] == "{p.test_mean:.4f} ± {p.test_sd:.4f}".format(p=points["dcn", "hash", 200])
-    assert done.stdout.endswith(
-        "2 trials after the last step; * with AMSGrad, otherwise Adagrad.\nTrained on 256 rows, 1 epoch, batch 128.\n"
-    )
-    counted = invoke("report", out / "results", "--table", "figure7").stdout
-    assert f"| full | {first.parameters:,} |  |" in counted and "±" not in counted
-    curves = invoke("report", out / "results", "--table", "figure4").stdout
-    assert f"| full | {first.validation_mean:.4f} ±" in curves
-    wrong = invoke("report", out / "results", "--table", "figure9")
-    assert wrong.exit_code == 1 and "table ('figure9') must be one of figure4" in wrong.stderr
-
-
 def test_other_data_need_another_folder(whole, tmp_path):
     out, _ = whole
     other = small_log(tmp_path / "other", 1000, seed=1).path

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fit_cases import buckets_of, compose, fitted, noise, uneven
+from fit_cases import buckets_of, compose, fitted, made_by, noise, uneven
 from oracles import N
 
 from quorem import QR, ChineseRemainder, Embedding, GeneralizedQR
@@ -42,6 +42,13 @@ def test_weighted_products_are_no_worse_than_plain_alternation(scheme: Scheme) -
         errors.append((weights * (compose(tables, spec) - dense) ** 2).sum(0))
     error = (weights * (compose(fitted(spec, dense, weights[:, 0]), spec) - dense) ** 2).sum(0)
     assert float(error.sum()) <= 1.01 * float(torch.stack(errors).amin(0).sum())
+
+
+@pytest.mark.parametrize("scheme", [QR(4), QR(4, permute=1), GeneralizedQR(3), ChineseRemainder(3)], ids=str)
+def test_exact_products_are_recovered(scheme: Scheme) -> None:
+    spec = scheme.spec(6_400, 4)
+    exact = made_by(spec)
+    torch.testing.assert_close(compose(fitted(spec, exact, uneven(6_400)), spec), exact)
 
 
 def test_products_whose_factors_cancel_are_fitted() -> None:

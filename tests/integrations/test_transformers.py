@@ -21,11 +21,8 @@ COUNTS = (9000 / torch.arange(1, 901)).long().flip(0)
 class Compressed(GPT2LMHeadModel):
     """The road to ``from_pretrained``: a subclass whose constructor compresses what it has built."""
 
-    _tied_weights_keys = {}  # noqa: RUF012 - compress_ keeps the head tied, to the composed table
-
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
-        self.lm_head.weight = self.transformer.wte.weight
         plan = config.quorem_plan
         quorem.compress_(self, Plan.from_json(plan) if plan else quorem.QR(4, operation=config.operation))
         if config.quorem_bits:

@@ -8,7 +8,20 @@ import torch
 import torch.nn.functional as F
 from varied import varied
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, quantize_
+from quorem import (
+    QR,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    HotCold,
+    Path,
+    Pool,
+    Table,
+    load,
+    quantize_,
+    save,
+)
 from quorem.ops.codes import dequantize, quantize
 
 SCHEMES = [Full(), QR(4), QR(4, operation="add"), QR(4, operation="concat"), Path(4, (6,)), HotCold(9, cold=Pool(60))]
@@ -16,12 +29,18 @@ SCHEMES = [Full(), QR(4), QR(4, operation="add"), QR(4, operation="concat"), Pat
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 1e3])
-def test_each_number_is_off_by_at_most_one_scale(bits, size):
+@pytest.mark.parametrize("width", [17, 8, 5, 2, 1])
+def test_each_number_is_off_by_at_most_one_scale(bits, size, width):
     torch.manual_seed(0)
-    rows = torch.cat([torch.randn(500, 17) * size, torch.rand(500, 17) * size, torch.zeros(1, 17)])
-    error = (dequantize(quantize(rows, bits), 17, bits) - rows).abs()
+    rows = torch.cat([torch.randn(500, width) * size, torch.rand(500, width) * size, torch.zeros(1, width)])
+    codes = quantize(rows, bits)
+    error = (dequantize(codes, width, bits) - rows).abs()
     low, high = rows.amin(1).clamp(max=0), rows.amax(1).clamp(min=0)
-    scale = ((high - low) / (2**bits - 1) * (1 + 2**-10)).clamp(min=2.0**-24) + 2.0**-24  # as rounded up to float16
+    if width == 17:
+        scale = ((high - low) / (2**bits - 1) * (1 + 2**-10)).clamp(min=2.0**-24) + 2.0**-24  # as rounded to float16
+    else:  # rounded up to three bits, in one byte
+        assert codes.shape[1] == -(-width * bits // 8) + 1
+        scale = torch.maximum(high / (2 ** (bits - 1) - 1), -low / 2 ** (bits - 1)).clamp(min=2.0**-22) * 1.125
     assert (error <= scale[:, None]).all()
     assert (error <= 0.5001 * scale[:, None]).float().mean() > 0.99
     assert (error[-1] == 0).all()
@@ -30,13 +49,14 @@ def test_each_number_is_off_by_at_most_one_scale(bits, size):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_lookups_and_bags_are_those_of_the_dequantized_table(scheme, bits, dtype):
+@pytest.mark.parametrize("d", [6, 24])
+def test_lookups_and_bags_are_those_of_the_dequantized_table(scheme, bits, dtype, d):
     ids, offsets = torch.randint(0, 400, (60,)), torch.tensor([0, 5, 5, 31])
-    table = quantize_(varied(Embedding(400, 8, scheme, padding_idx=2, dtype=dtype)), bits)
+    table = quantize_(varied(Embedding(400, d, scheme, padding_idx=2, dtype=dtype)), bits)
     expected = F.embedding(ids, table.to_dense())
     assert table(ids).dtype == dtype
     torch.testing.assert_close(table(ids), expected)
-    bags = quantize_(varied(EmbeddingBag(400, 8, scheme, mode="mean", dtype=torch.float64)), bits)
+    bags = quantize_(varied(EmbeddingBag(400, d, scheme, mode="mean", dtype=torch.float64)), bits)
     expected = F.embedding_bag(ids, bags.to_dense(), offsets, mode="mean")
     torch.testing.assert_close(bags(ids, offsets).float(), expected.float())  # rows are taken apart in float32
     for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
@@ -91,7 +111,7 @@ def test_errors(make, error, message):
 
 
 def test_codes_are_not_loaded_as_numbers_nor_numbers_as_codes_where_shapes_agree():
-    codes, numbers = quantize_(Embedding(9, 6, Full())), Embedding(9, 10, Full())
+    codes, numbers = quantize_(Embedding(9, 16, Full())), Embedding(9, 20, Full())
     assert codes.stored.shape == numbers.stored.shape
     for source, target in ((codes, numbers), (numbers, codes)):
         with pytest.raises(RuntimeError, match=r"numbers of 8 bits.* in the checkpoint|numbers of 8 bits.* here"):
@@ -116,15 +136,45 @@ def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
     assert model[0].stored.dtype == torch.float32
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("scheme", [Full(width=2), HotCold(9, cold=Pool(60), num_rest=30, width=4)], ids=str)
+def test_narrow_rows_are_quantized_and_their_matrix_is_not(scheme, bits, tmp_path):
+    """At most half a byte more than a number of bits each, and one byte of scale; saved, loaded and exported."""
+    made = [Table("a", 400, 16, scheme), Table("small", 9, 16)]
+    module = quantize_(varied(EmbeddingCollection(made)), bits)
+    width = scheme.width
+    assert module.stored.shape[1] == width * bits // 8 + 1 and module.projections[0].dtype == torch.float32
+    ids = torch.stack([torch.randint(0, n, (50,)) for n in (400, 9)], 1)
+    dense = module.to_dense()
+    expected = torch.cat([F.embedding(ids[:, t], dense[name]) for t, name in enumerate(dense)], 1)
+    torch.testing.assert_close(module(ids).flatten(1), expected)
+    save(module, tmp_path / "tables")
+    assert torch.equal(load(tmp_path / "tables")(ids), module(ids))
+    program = torch.export.export(module, (ids,))
+    torch.testing.assert_close(program.module()(ids), module(ids))
+
+
+@pytest.mark.parametrize(("bits", "widest"), [(8, 127 * 960), (4, 7 * 960)])
+def test_a_narrow_row_whose_scale_a_byte_cannot_hold_is_refused(bits, widest):
+    table = Embedding(9, 4, Full())
+    with torch.no_grad():
+        table.stored[3] = torch.tensor([-1, 0, 1, widest])
+    assert quantize_(copy.deepcopy(table), bits)(torch.tensor(3))[3] == widest
+    with torch.no_grad():
+        table.stored[3, 0] = -1.01 * widest
+    with pytest.raises(ValueError, match=rf"tables\.0 has numbers up to .*: {bits} bits take"):
+        quantize_(table, bits)
+
+
 @pytest.mark.parametrize(("bits", "widest"), [(8, 255 * 65504), (4, 15 * 65504)])
 def test_a_row_whose_scale_float16_cannot_hold_is_refused(bits, widest):
-    table = Embedding(9, 4, Full(), dtype=torch.float64)
+    table = Embedding(9, 12, Full(), dtype=torch.float64)
     with torch.no_grad():
-        table.stored[3] = torch.tensor([-1, 0, 1, widest - 1])
-        copy = Embedding(9, 4, Full(), dtype=torch.float64)
+        table.stored[3] = torch.tensor([-1, 0, 1, *[0] * 8, widest - 1])
+        copy = Embedding(9, 12, Full(), dtype=torch.float64)
         copy.stored.copy_(table.stored)
         copy.stored[3, 0] = -2
-    assert quantize_(table, bits)(torch.tensor(3))[3] == widest
+    assert quantize_(table, bits)(torch.tensor(3))[11] == widest
     with pytest.raises(ValueError, match=rf"tables\.0 has numbers up to .* apart in a row: {bits} bits take"):
         quantize_(copy, bits)
     assert copy.stored.dtype == torch.float64

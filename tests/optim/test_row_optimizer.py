@@ -42,7 +42,7 @@ def test_a_loaded_run_continues_bit_for_bit(name, dtype):
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AMSGrad"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "RowWiseAdagrad"])
 def test_checkpoints_pass_between_torch_and_quorem(name):
     module, dense, straight = collection(), twin(collection()), twin(collection())
     ours, theirs, reference = (
@@ -152,9 +152,9 @@ def test_dense_parameters_are_left_to_torch_in_groups(name):
 
         got = ours.step(lambda: closure(module, ours))
         expected = theirs.step(lambda: closure(dense, theirs))
-        if name in ("SGD", "Adagrad", "Adam", "AMSGrad"):
+        if name != "RowWiseAdagrad":
             torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
-    if name in ("SGD", "Adagrad", "Adam", "AMSGrad"):
+    if name != "RowWiseAdagrad":
         ours.flush()
         for (key, a), (_, b) in zip(module.named_parameters(), dense.named_parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
@@ -170,19 +170,6 @@ def test_tables_of_nn_embedding_are_served_where_rows_do_not_lag_behind():
         assert (module.weight != before).any(1).nonzero().flatten().tolist() == [1, 3]
 
 
-def test_another_optimizer_takes_over_after_rows_are_brought_up_to_date():
-    module = collection()
-    dense = twin(module)
-    for first, second in ((optim.Adam, optim.SGD), (optim.AMSGrad, optim.Adam)):
-        torch_first = {"Adam": torch.optim.Adam, "AMSGrad": lambda p, lr: torch.optim.Adam(p, lr=lr, amsgrad=True)}
-        run(module, first(module.parameters(), lr=0.01), 10)
-        run(dense, torch_first[first.__name__](dense.parameters(), lr=0.01), 10)
-        run(module, last := second(module.parameters(), lr=0.01), 10, seed=2)
-        run(dense, second.torch_class(dense.parameters(), lr=0.01), 10, seed=2)
-    last.flush()
-    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
-
-
 def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
     module = collection()
     optimizer = optim.AMSGrad(module.parameters(), lr=0.01)
@@ -194,7 +181,7 @@ def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
     assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
 
 
-@pytest.mark.parametrize("name", [*CLASSES, "AdamW"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_copied_optimizer_has_all_options(name):
     module = quorem.Embedding(50, 4, quorem.QR(4))
     kind = getattr(optim, name)
@@ -225,12 +212,7 @@ def test_learning_rate_may_be_a_tensor():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: optim.Adam(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
         (lambda p: optim.Adagrad(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
-        (
-            lambda p: optim.SGD([{"params": p, "dampening": 0.9}]),
-            r"dampening \(0.9\) must be 0: quorem.optim.SGD has no",
-        ),
         (lambda p: optim.Adam([{"params": p, "amsgrad": True}]), r"amsgrad \(True\) must be False"),
         (lambda p: optim.AMSGrad([{"params": p, "maximize": True}]), r"maximize \(True\) must be False"),
         (lambda p: optim.Adam(p, betas=(0.99, 0.9)), r"betas \(0.99, 0.9\) must have beta1\*\*2 < beta2"),

@@ -33,6 +33,13 @@ def test_the_same_seed_gives_the_same_order():
     assert torch.equal(first, again) and len(first) == 70  # ids that never occur have numbers, too
 
 
+def test_ids_that_are_rare_or_never_occur_have_numbers():
+    generator = torch.Generator().manual_seed(1)
+    popularity = 1 / torch.arange(1, 1501).double() ** 2
+    sessions = list(torch.multinomial(popularity, 40 * 100, replacement=True, generator=generator).view(40, 100))
+    assert sorted(quorem.order_by_cooccurrence(sessions, 1500).tolist()) == list(range(1500))
+
+
 @pytest.mark.parametrize(
     ("sessions", "n", "message"),
     [

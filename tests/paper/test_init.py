@@ -7,18 +7,16 @@ import pytest
 import torch
 
 from quorem import QR, ChineseRemainder, Embedding, Full, GeneralizedQR, Hash, Path
-from quorem.paper.init import METHODS, NOISE, matched_, path_
+from quorem.paper.init import NOISE, path_
 from quorem.paper.schemes import Scheme
 
 ROWS = 40_000
 BOUND = sqrt(1 / ROWS)
 
 
-def started(scheme: Scheme, start: str = "matched", seed: int = 0) -> Embedding:
+def started(scheme: Scheme, seed: int = 0) -> Embedding:
     torch.manual_seed(seed)
-    table = Embedding(ROWS, 16, scheme, dtype=torch.float64)
-    table.reset_parameters(start)
-    return table
+    return Embedding(ROWS, 16, scheme, dtype=torch.float64)
 
 
 # The standard error of a uniform deviation over M numbers is 0.45 / sqrt(M) of it, and M is 160,000 at least.
@@ -60,37 +58,10 @@ def test_one_table_starts_large_and_the_others_neutral(scheme: Scheme, operation
             assert 0 < (stored - neutral).abs().max() <= NOISE * scale
 
 
-@pytest.mark.parametrize("operation", ["add", "mult", "concat", "feature"])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_the_symmetric_start_has_the_full_tables_deviation(k: int, operation: str) -> None:
-    """All tables alike. The tables are small, so the deviation is averaged over starts."""
-    dims = {"dims": (4, 6, 6)[:k]} if operation == "concat" and k == 3 else {}
-    scheme = GeneralizedQR(k, operation=operation, force=True, **dims)
-    variances = []
-    for seed in range(1 if k == 1 else 12):
-        table = started(scheme, "symmetric", seed)
-        bounds = [stored.abs().max().item() for stored in table.tables()]
-        assert max(bounds) == pytest.approx(min(bounds), rel=0.1)
-        variances.append(table.to_dense().detach().pow(2).mean().item())
-    assert sum(variances) / len(variances) == pytest.approx(BOUND**2 / 3, rel=0.1)
-
-
-def test_the_reference_start_is_the_public_codes() -> None:
-    """U(sqrt(1/n), 1) in each factor, so products of mean 1/4 and deviation sqrt(1/9 - 1/16)."""
-    table = started(QR(200), "reference")
-    for stored in table.tables():
-        assert stored.min() >= BOUND and stored.max() <= 1 and stored.mean().item() == pytest.approx(0.5, rel=0.05)
-    vectors = table.to_dense().detach()
-    assert vectors.mean().item() == pytest.approx(1 / 4, rel=0.05)
-    assert vectors.std().item() == pytest.approx(sqrt(1 / 9 - 1 / 16), rel=0.05)
-
-
-@pytest.mark.parametrize("start", METHODS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_starts_in_half_precision(start: str, dtype: torch.dtype) -> None:
+def test_starts_in_half_precision(dtype: torch.dtype) -> None:
     """One plus noise survives rounding: the small tables do not start as all ones."""
     table = Embedding(4000, 8, QR(40), dtype=dtype)
-    table.reset_parameters(start)
     assert all(stored.isfinite().all() and stored.unique().numel() > 2 for stored in table.tables())
 
 
@@ -148,16 +119,3 @@ def test_path_start_in_bfloat16() -> None:
     x = torch.randn(3, 5, 4)
     y = torch.relu(x @ half[0][0].float()) @ half[0][1].float()
     assert (y - x).norm() < 0.1 * x.norm() and not any(b.any() for b in half[1])
-
-
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"method \('normal'\) must be one of 'matched', 'symmetric', 'reference'"):
-        Embedding(60, 4, QR(4)).reset_parameters("normal")
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_noise_bounds_the_small_table(noise: float) -> None:
-    table = started(QR(4))
-    with torch.no_grad():
-        matched_(table.tables(), table.specs[0], noise=noise)
-    assert noise * 0.9 <= (table.tables()[1] - 1).abs().max() <= noise

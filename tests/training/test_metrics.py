@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorem.training.metrics import Evaluation, auc
+from quorem.training.metrics import Evaluation
+from quorem.training.metrics import auc as auc_in_order
+
+
+def auc(scores, labels):
+    ordered, order = scores.sort()
+    return auc_in_order(ordered, labels[order])
+
 
 samples = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=60)
 
@@ -153,12 +160,8 @@ def test_a_diverged_model_is_not_a_number():
 
 
 def test_wrong_inputs_are_named():
-    with pytest.raises(ValueError, match=r"bins \(0\) must be at least 1"):
-        Evaluation(bins=0)
     with pytest.raises(ValueError, match=r"logits \(2,\) must have the shape of labels \(3,\)"):
         Evaluation().update(torch.zeros(2), torch.zeros(3))
-    with pytest.raises(ValueError, match=r"scores \(2,\) must have the shape of labels \(3,\)"):
-        auc(torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="updated with at least one sample"):
         Evaluation().compute()
     with pytest.raises(ValueError, match="2 of 3 labels are neither 0 nor 1"):

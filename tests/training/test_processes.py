@@ -79,10 +79,12 @@ def test_no_thread_of_the_group_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the process to kill in Linux's /proc")
 def test_killed_then_interrupted_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
-    log, epochs, checkpoints = small_log(tmp_path / "log", 1500), ("--epochs", "20"), tmp_path / "cut" / "checkpoints"
+    """By SGD, whose steps do not magnify the rounding of a sum of two processes, as Adagrad's first steps do."""
+    log, checkpoints = small_log(tmp_path / "log", 1500), tmp_path / "cut" / "checkpoints"
+    options = ("--epochs", "20", "--optimizer", "sgd")
     for sent in (signal.SIGKILL, signal.SIGINT):
         before = set(checkpoints.glob("*.safetensors"))
-        run = start(log.path, tmp_path / "cut", *epochs, processes=2)
+        run = start(log.path, tmp_path / "cut", *options, processes=2)
         try:
             while set(checkpoints.glob("*.safetensors")) <= before:
                 assert run.poll() is None, run.communicate()
@@ -100,6 +102,6 @@ def test_killed_then_interrupted_a_run_goes_on_with_any_number_of_processes(tmp_
         assert not (tmp_path / "cut" / "result.json").exists()
     assert "interrupted; the same command goes on" in text
     for name in ("cut", "whole"):
-        finish(start(log.path, tmp_path / name, *epochs))
+        finish(start(log.path, tmp_path / name, *options))
     losses = [read_result(tmp_path / name / "result.json")["test"]["log_loss"] for name in ("cut", "whole")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # rounding grows over hundreds of steps
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

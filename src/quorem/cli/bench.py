@@ -1,5 +1,6 @@
 """``quorem bench``."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,21 +10,28 @@ from .options import Device, Threads, command_line
 from .terminal import terminal
 
 commands = typer.Typer()
+Mode = StrEnum("Mode", ["forward", "step"])
+Provider = StrEnum(
+    "Provider", ["dense", "loop", "fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest", "fused"]
+)
+Scheme = StrEnum("Scheme", ["qr", "generalized", "chinese", "path", "full"])
+Ids = StrEnum("Ids", ["zipf", "uniform"])
 
 
 @commands.command(epilog="Example: quorem bench --mode forward --provider loop --provider fused --batch 2048 --dim 16")
 def bench(
-    preset: Annotated[str | None, typer.Option(help="cpu, h200 or full; by default that of the device.")] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="forward or step; repeatable.")] = None,
-    provider: Annotated[list[str] | None, typer.Option(help="Such as fused or fbgemm; repeatable.")] = None,
-    scheme: Annotated[list[str] | None, typer.Option(help="Start of a scheme's name; repeatable.")] = None,
-    ids: Annotated[list[str] | None, typer.Option(help="zipf or uniform; repeatable.")] = None,
+    preset: Annotated[
+        Literal["cpu", "h200", "full"] | None, typer.Option(help="What to measure; by default that of the device.")
+    ] = None,
+    mode: Annotated[list[Mode] | None, typer.Option(help="Repeatable.")] = None,
+    provider: Annotated[list[Provider] | None, typer.Option(help="Repeatable.")] = None,
+    scheme: Annotated[list[Scheme] | None, typer.Option(help="Of the tables; repeatable.")] = None,
+    ids: Annotated[list[Ids] | None, typer.Option(help="Repeatable.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; repeatable.")] = None,
     dim: Annotated[list[int] | None, typer.Option(min=1, help="Width of the vectors; repeatable.")] = None,
     device: Device = "auto",
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the CSV file and the plot.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="File for the plot.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; one that is there is replaced.")] = None,
     table: Annotated[
         Path | None, typer.Option(help="Print the tables of a CSV file; measure nothing.", exists=True, dir_okay=False)
     ] = None,
@@ -43,32 +51,23 @@ def bench(
     where = torch.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    axes = {"mode": mode, "provider": provider, "scheme": scheme, "ids": ids, "batch": batch, "dim": dim}
-    try:
-        named = grid.named_axes(axes)
-        grids = () if table else grid.chosen_grids(preset, where, named)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    file = None
-    if table is None and out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        file = out / f"{preset or where.type}.csv"
-        file.unlink(missing_ok=True)
-        plot = plot or file.with_suffix(".png")
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)  # a path that cannot be written is an error before measuring
+    schemes = [grid.SCHEME_OPTIONS[name] for name in scheme or ()]
+    axes = {"mode": mode, "provider": provider, "scheme": schemes, "ids": ids, "batch": batch, "dim": dim}
+    named = {axis: tuple(values) for axis, values in axes.items() if values}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.unlink(missing_ok=True)
     if table is not None:
         rows = [row for row in report.read(table) if all(getattr(row, axis) in named[axis] for axis in named)]
     else:
         rows, console = [], terminal(stderr=True)
         say = partial(console.print, soft_wrap=True)
+        grids = grid.chosen_grids(preset, where, named)
         facts = run.facts_of_run(where, command_line(), commit)
         with console.status("starting") as status:
             for row in run.rows(grids, where, quick=quick, say=say, facts=facts):
                 rows.append(row)
                 status.update(f"{row.mode} B={row.batch} {row.provider}: {row.median_us} us")
-                if file is not None:
-                    report.append(file, [row])
-    if plot is not None and rows:
-        report.plot(rows, plot)
+                if out is not None:
+                    report.append(out, [row])
     typer.echo(report.tables(rows, value), nl=False)

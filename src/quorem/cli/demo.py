@@ -1,19 +1,12 @@
 """``quorem demo``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .options import Device
 from .terminal import command, terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
-    from ..experiments.figures import Result
 
 commands = typer.Typer()
 
@@ -31,8 +24,11 @@ def demo(
     """Train DLRM with full, hashed, composed and planned tables; print what each costs and write a page about it."""
     import tempfile
 
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     from ..data.prepared import Prepared
-    from ..experiments import demo
+    from ..experiments import demo, words
     from ..experiments.report import page  # before training, so that a missing library is reported at once
     from .progress import watching
 
@@ -46,7 +42,20 @@ def demo(
     console.print(demo.about(prepared, rows), soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="quorem-demo-") as folder, watching(console, dict(configs)) as report:
         figure = demo.train_all(configs, prepared, Path(folder), device=device, report=report)
-    console.print(table_of(figure.points))
+    full = figure.points[0]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("tables", "size", "times smaller", "log loss", "against full", "AUC"):
+        table.add_column(column, justify="left" if column == "tables" else "right")
+    for point in figure.points:
+        table.add_row(
+            point.series,
+            words.size(point.embedding_bytes),
+            "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
+            f"{words.or_nan(point.test_mean):.4f}",
+            "" if point is full else f"{demo.change(point, full):+.1%}",
+            f"{words.or_nan(point.auc_mean):.4f}",
+        )
+    console.print(table)
     note = "Log loss (less is better) and AUC (more is) are those of the test rows, one trial each."
     if (best := prepared.meta.get("true_log_loss", {}).get("test")) is not None:
         note += f" The hidden model that drew the clicks has a log loss of {best:.4f}."
@@ -55,40 +64,12 @@ def demo(
     figure.write(out / "results.json")
     sentence = demo.headline(figure.points)
     page([figure], out / "index.html", headline=sentence)
-    lines = ["", sentence, f"Page: {out / 'index.html'}", "", "Try next:", *next_commands(prepared.path, out)]
-    console.print("\n".join(lines), soft_wrap=True)
-
-
-def table_of(points: "Sequence[Result]") -> "Table":
-    """A row for each model; sizes are those of the embedding tables."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from ..experiments import words
-    from ..experiments.demo import change
-
-    full = points[0]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("tables", "size", "times smaller", "log loss", "against full", "AUC"):
-        table.add_column(column, justify="left" if column == "tables" else "right")
-    for point in points:
-        table.add_row(
-            point.series,
-            words.size(point.embedding_bytes),
-            "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
-            f"{words.or_nan(point.test_mean):.4f}",
-            "" if point is full else f"{change(point, full):+.1%}",
-            f"{words.or_nan(point.auc_mean):.4f}",
-        )
-    return table
-
-
-def next_commands(data: Path, out: Path) -> list[str]:
-    """Three commands to try next, indented."""
+    lines = ["", sentence, f"Page: {out / 'index.html'}", "", "Try next:"]
     options = ["--networks", "dlrm", "--optimizers", "adagrad", "--trials", 2]
-    following = [
-        ["train", "--data", data, "--out", out / "mult", "--scheme", "mult", "--collisions", 4],
+    for following in (
+        ["train", "--data", prepared.path, "--out", out / "mult", "--scheme", "mult", "--collisions", 4],
         ["report", out / "mult"],
-        ["reproduce", "figure4", "--data", data, "--out", out / "figure4", *options],
-    ]
-    return [f"  {command(*arguments)}" for arguments in following]
+        ["reproduce", "figure4", "--data", prepared.path, "--out", out / "figure4", *options],
+    ):
+        lines.append(f"  {command(*following)}")
+    console.print("\n".join(lines), soft_wrap=True)

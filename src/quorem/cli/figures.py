@@ -11,8 +11,6 @@ from .terminal import command, terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from ..experiments.figures import Figure, FigurePlan
 
 commands = typer.Typer()
@@ -108,51 +106,43 @@ def report(
         typer.Argument(help="Folder of reproduce, of sweep, of any finished runs, or of figures.", exists=True),
     ],
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
-    table: Annotated[str | None, typer.Option(help="Print the numbers of a figure as Markdown; write nothing.")] = None,
 ) -> None:
     """Write one page about the runs that are finished: figures, trade-offs, and every point with its command."""
     from ..experiments import reproduce
-    from ..experiments.markdown import markdown
-
-    figures = reproduce.figures_in(runs)
-    if table is not None:
-        texts = [markdown(figure) for figure in figures if figure.axes.name == table]
-        if not texts:
-            names = ", ".join(dict.fromkeys(figure.axes.name for figure in figures))
-            raise ValueError(f"table ({table!r}) must be one of {names}")
-        typer.echo("\n".join(texts), nl=False)
-        return
     from ..experiments.report import page
 
+    figures = reproduce.figures_in(runs)
     if out is None and (runs / "plans").exists():
         reproduce.publish(figures, runs / "results")
     for figure in figures:
         if figure.axes.name == "runs":
-            terminal().print(_table_of_runs(figure))
+            _print_runs(figure)
     page(figures, out := out or runs / "report.html")
     typer.echo(out)
 
 
-def _table_of_runs(figure: "Figure") -> "Table":
-    """A line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
+def _print_runs(figure: "Figure") -> None:
+    """Print a line for each setting on one data: its runs, scheme, epochs, metrics on the test rows, bytes and time."""
     from rich.table import Table
 
     from ..experiments import words
 
+    terminal().print(f"Runs on {figure.made.data.name}, best test log loss first:", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "network", "scheme", "log loss", "AUC", "tables", "time"):
+    for name in ("run", "network", "scheme", "epochs", "log loss", "AUC", "tables", "time"):
         table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right")
     for point in sorted(figure.points, key=lambda point: words.or_nan(point.test_mean)):
         table.add_row(
             ", ".join(point.runs),
             words.network(point.network),
             words.scheme(point.config),
+            str(point.config["epochs"]),
             words.mean_text(point.test_mean, point.test_sd, point.trials),
             words.loss(point.auc_mean),
             words.size(point.embedding_bytes),
             f"{point.seconds:,.1f} s",
         )
-    return table
+    terminal().print(table)
 
 
 def _run(plans: "Sequence[FigurePlan]", out: Path, *, device: str, workers: int | None, train_only: bool) -> None:

@@ -134,7 +134,9 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options:
     if finished:
         console.print(f"{out} is finished: nothing is trained again.", soft_wrap=True)
     if "best_epoch" in result:
-        console.print(f"Kept: epoch {result['best_epoch']} of {config.epochs}, the best by validation loss.")
+        if (trained := result.get("epochs", config.epochs)) < config.epochs:
+            console.print(f"Stopped after epoch {trained} of {config.epochs}: --patience {config.patience}.")
+        console.print(f"Kept: epoch {result['best_epoch']}, the best of {trained} by validation loss.")
     for split in ("validation", "test"):
         text = "log loss {log_loss:.5f}, AUC {auc:.5f}, accuracy {accuracy:.4f}, calibration {calibration:.4f}"
         console.print(f"{split}: {text.format(**result[split])}", soft_wrap=True)
@@ -161,13 +163,14 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
     hardware = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
+    smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
     dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
     state = "" if config.state_dtype == "float32" else f" state in {config.state_dtype},"
     return [
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {parameters:,} parameters",
         f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters,"
-        f" {words.size(size)}, {full_size / size:,.3g} times smaller than full float32 tables",
+        f" {words.size(size)}{smaller}",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
         f"training  {conditions.text()}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
         f"{state} seed {config.seed}",

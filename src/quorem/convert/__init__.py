@@ -17,6 +17,7 @@ from ..optimizer_names import Optimizer, check_optimizer
 from ..paper.schemes import Scheme
 from .build import composed_module
 from .choose import choose, kept_bytes, size_of, state_bytes
+from .declared_ties import declare_, tie_
 from .decompress import decompress_
 from .follow import check_followed, follow_, optimizer_name
 from .groups import WeightGroup, check_model, groups_in, leave_out, torchrec_tools
@@ -94,6 +95,7 @@ def compress_(
     kind = optimizer_name(optimizer)
     check_optimizer(kind)
     check_not_wrapped(model)
+    tie_(model)
     groups = groups_in(model)
     torchrec = torchrec_tools()
     collections = [] if torchrec is None else torchrec.collections_in(model, groups)
@@ -176,6 +178,7 @@ def _replace(
             report.references.append(f"{name} is tied to an embedding: it scores by the composed table{padding}")
     parameters = {weight: embedding.stored for weight, embedding in new.by_weight.items()}
     report.references += swap_(model, new.modules, parameters)
+    declare_(model)
     return report, new
 
 
@@ -204,7 +207,7 @@ def _replace_group(
             after, state = size_of(composed), state_bytes(composed, kind, lags)
             entries.append(Entry(name, *sizes, module.weight.nbytes, after, state, choice.scheme, choice.why))
         else:
-            after, why = sum(buffer.nbytes for buffer in composed.buffers()), f"shares the weight of {group.name}"
+            after, why = size_of(composed, shared=True), f"shares the weight of {group.name}"
             entries.append(Entry(name, *sizes, 0, after, 0, choice.scheme, why))
     if first is not None:
         weight = group.first.weight

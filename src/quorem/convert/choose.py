@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..modules.embedding import Embedding
+from ..modules.lookup import Tables
+from ..ops import cpu, gpu
+from ..ops.layout import Layout
 from ..optimizer_names import Optimizer
 from ..paper.schemes import Full, Scheme
 from ..planner import Plan, joined_modules, modules_of, plan_modules
@@ -87,7 +90,9 @@ def _planned(
     counts = {group.name: group.counts for group in replaceable if group.counts is not None}
     collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
     modules = [held_by(modules_of({g.name: g.first})[0], len(g.members)) for g in replaceable]
-    modules = joined_modules([replace(module, lags=lags) for module in modules], collections)
+    if not lags:  # SparseAdam, which does not train matrices
+        modules = [replace(module, lags=False, row_multiple=module.tables[0].embedding_dim) for module in modules]
+    modules = joined_modules(modules, collections)
     planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
     return {table.name: ChosenScheme(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
@@ -131,6 +136,9 @@ def state_bytes(module: Embedding, kind: Optimizer | None, lags: bool) -> int:
     return by_row + sum(p.numel() * dense.rate(1).row_state + dense.shared_state() for p in others)
 
 
-def size_of(module: nn.Module) -> int:
-    """Bytes of all tensors of a module."""
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+def size_of(module: Tables, shared: bool = False) -> int:
+    """Bytes of all tensors of a module, with the words that kernels keep for its lists; without shared parameters."""
+    tensors = [*module.buffers(), *([] if shared else module.parameters())]
+    layout: Layout | None = vars(module).get("_layout")  # None on the meta device, or if a file will list the ids
+    words = 0 if layout is None else (gpu if module.stored.is_cuda else cpu).word_bytes(layout)
+    return sum(tensor.nbytes for tensor in tensors) + words

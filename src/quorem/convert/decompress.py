@@ -11,6 +11,7 @@ from ..modules.tied import TiedLinear
 from ..paper.schemes import Full
 from .build import plain_module
 from .choose import size_of
+from .declared_ties import declare_again_
 from .follow import exchange_, has_state, optimizer_name
 from .groups import check_model, torchrec_tools
 from .report import Entry, Report
@@ -98,6 +99,7 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
                 " ids: pass optimizer=optimizer to start that state anew"
             )
     report.references += swap_(model, modules, weights)
+    declare_again_(model)
     for each in optimizers:
         for old, state in exchange_(each, targets).items():
             if old in full and state:

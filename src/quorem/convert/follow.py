@@ -8,7 +8,7 @@ squares take the squares of the matrix, as if the columns of a gradient were ind
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,20 +20,17 @@ from ..ops.layout import MULT, OPERATION
 from ..ops.rounding import converted_state as state_in
 from ..ops.rows import lookup_reads
 from ..ops.state import NARROW
-from ..optim import AMSGrad, RowOptimizer, RowWiseAdagrad
+from ..optim import RowOptimizer, RowWiseAdagrad
 from ..optimizer_names import Optimizer
 
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 FIRST = ("exp_avg", "momentum_buffer", "grad_avg")
 BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
-# The planner's name of a class, or of one that keeps as many numbers for each weight.
+# The planner's name of torch's class, or of one that keeps as many numbers for each weight.
 OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
-    "SGD": "sgd",
     "Adagrad": "adagrad",
-    "RowWiseAdagrad": "rowwise_adagrad",
     "Adam": "adam",
     "SparseAdam": "adam",
-    "AMSGrad": "amsgrad",
     "AdamW": "adamw",
     "NAdam": "adam",
     "RAdam": "adam",
@@ -56,13 +53,14 @@ def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | 
     if not isinstance(optimizer, TorchOptimizer):
         raise TypeError(f"optimizer ({type(optimizer).__name__}) must be an optimizer, its name, or None")
     optimizer, groups = unwrapped(optimizer), optimizer.param_groups
+    if isinstance(optimizer, RowOptimizer):
+        return cast(Optimizer, optimizer.rule)
     kind = type(optimizer).__name__
     if kind in ("SGD", "RMSprop"):
         numbers = max((kind == "RMSprop") + bool(g["momentum"]) + bool(g.get("centered")) for g in groups)
         by_number: tuple[Optimizer, ...] = ("sgd", "adagrad", "adam", "amsgrad")
         return by_number[numbers]
-    is_amsgrad = isinstance(optimizer, AMSGrad) or any(group.get("amsgrad") for group in groups)
-    return "amsgrad" if is_amsgrad else OPTIMIZER_OF_CLASS.get(kind)
+    return "amsgrad" if any(group.get("amsgrad") for group in groups) else OPTIMIZER_OF_CLASS.get(kind)
 
 
 def check_followed(optimizer: TorchOptimizer, parameters: Iterable[Tensor]) -> None:

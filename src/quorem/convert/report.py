@@ -16,7 +16,7 @@ class Entry:
         num_embeddings: number of ids.
         embedding_dim: width of its vectors.
         bytes_before: bytes of the table; 0 if an earlier module has the same weight.
-        bytes_after: bytes of what is stored instead, layout included.
+        bytes_after: bytes of what is stored instead, with layout, lists of ids and what kernels keep for these.
         state_bytes: bytes of the optimizer's state for it afterwards.
         scheme: how it is stored; None if it was left as it was.
         why: the reason for the scheme, or for leaving the table as it was.

@@ -43,8 +43,6 @@ class TorchRecCollection:
         """Why TorchRec's kernels do not support a choice for one of the tables; empty if they do."""
         if choice.dtype not in (None, next(iter(self.groups.values())).first.weight.dtype):
             return f"the plan has it in {choice.dtype}, but a collection has one dtype"
-        if spec.is_narrow:
-            return "quorem's collections for TorchRec have no narrow rows"
         if odd := [width for _, width in spec.shapes if width % 4]:
             return f"its parts would be {odd[0]} wide, which is no multiple of 4, as FBGEMM needs it"
         return ""
@@ -188,13 +186,16 @@ def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
         for part in feature.stored[0].parts if spec.pool is not None else ():
             if part.name.startswith("pools.") and part.name not in pools:
                 pools.add(part.name)
-                shapes.append((part.num_rows, spec.embedding_dim))
-                numbers += part.num_rows * spec.embedding_dim
+                shapes.append((part.num_rows, spec.width))
+                numbers += part.num_rows * spec.width
         lists = sum(span[1] for span in (feature.hot, feature.cold) if span is not None) * new.rows.id_lists.itemsize
-        rates = [
-            (rows, TrainedStorage((width,), (1,), dtype, True, kind, lags=False).rate(width)) for rows, width in shapes
+        storages = [
+            (rows, width, TrainedStorage((width,), (1,), dtype, True, kind, lags=False)) for rows, width in shapes
         ]
-        sizes[feature.table] = numbers * dtype.itemsize + lists, sum(rows * rate.row_state for rows, rate in rates)
+        state = sum(rows * storage.rate(width).row_state for rows, width, storage in storages)
+        if spec.is_narrow:
+            state += storages[0][2].matrix(spec.width, spec.embedding_dim).row_state
+        sizes[feature.table] = numbers * dtype.itemsize + lists, state
     return sizes
 
 

@@ -56,6 +56,8 @@ def _move_state_(optimizer: torch.optim.Optimizer, new: Ours, states: Mapping[st
         with torch.no_grad():
             for j, stored in enumerate(alone.tables(0)):
                 stored.copy_(current[f"tables.{table}.{j}"])
+            if feature.spec.is_narrow:
+                alone.projections[0].copy_(new.compose.matrix(table))
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.dim() == 0:
                 numbers[key] = value

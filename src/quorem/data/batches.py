@@ -134,8 +134,11 @@ class Batch:
 def ahead(items: Iterator[T]) -> Iterator[T]:
     """The same items, each produced by another thread while the previous one is used."""
     packed = ((item,) for item in items)
-    with ThreadPoolExecutor(1) as maker:
+    maker = ThreadPoolExecutor(1)
+    try:
         coming = maker.submit(next, packed, None)
         while (item := coming.result()) is not None:
             coming = maker.submit(next, packed, None)
             yield item[0]
+    finally:  # to wait here could block forever: an abandoned generator is closed wherever garbage is collected
+        maker.shutdown(wait=False)

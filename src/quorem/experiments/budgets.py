@@ -17,7 +17,6 @@ AXES = Axes(
     title="Beyond the paper: 2, 3 and 4 tables at equal budgets",
     x="embedding_bytes",
     x_label="bytes of the embedding tables",
-    x_column="1 /",
     x_log=True,
     paper="Not in the paper, whose experiments have two tables, one of them large.",
     baseline="full",

@@ -34,7 +34,6 @@ class Axes:
         x: the x axis: ``"x"`` (of the point), ``"parameters"``, ``"embedding_bytes"`` or ``"step"``, which draws the
             curves of validation loss over training.
         x_label: label of the x axis.
-        x_column: text before a value of x in the column heads of tables.
         y: the y axis: ``"test"`` or ``"validation"`` (log loss, with its deviation), or ``"parameters"``.
         y_label: label of the y axis.
         x_log: whether the x axis is logarithmic.
@@ -53,7 +52,6 @@ class Axes:
     title: str
     x: Literal["x", "parameters", "embedding_bytes", "step"] = "x"
     x_label: str
-    x_column: str = "x ="
     y: Literal["test", "validation", "parameters"] = "test"
     y_label: str = "test log loss"
     x_log: bool = False

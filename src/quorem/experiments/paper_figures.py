@@ -128,7 +128,6 @@ FIGURE5 = Axes(
     title="Figure 5: test loss against parameters, by number of collisions",
     x="parameters",
     x_label="parameters",
-    x_column="c =",
     x_log=True,
     paper="mult is best overall: ahead of every other operation for DCN, and close to feature generation for DLRM,"
     " which has half a million parameters more. With 4 collisions it is within 0.3% (DCN) and 0.7% (DLRM) of the full"
@@ -139,7 +138,6 @@ FIGURE6 = Axes(
     name="figure6",
     title="Figure 6: test loss against the threshold, 4 collisions",
     x_label="threshold",
-    x_column="threshold",
     x_log=True,
     paper="What thresholds bring depends on the operation: mult is best for DCN, concat for DLRM, where the distance to"
     " the full tables falls from 0.7% to 0.5% at about a quarter of their size.",
@@ -158,7 +156,6 @@ TABLE1 = Axes(
     name="table1",
     title="Table 1: path-based embeddings, 4 collisions",
     x_label="hidden layer",
-    x_column="h =",
     x_log=True,
     paper=f"Test loss with hidden layers of {' / '.join(map(str, HIDDEN))}: "
     + ", ".join(f"{name.upper()} {' / '.join(map(str, row.values()))}" for name, row in TABLE_1_LOSSES.items())

@@ -105,6 +105,11 @@ class Feature:
         return self.spec.embedding_dim * self.spec.num_vectors
 
     @property
+    def row_width(self) -> int:
+        """Width of what the feature's rows are composed to: less than ``width`` if rows are narrow."""
+        return self.spec.width * self.spec.num_vectors
+
+    @property
     def first_partition(self) -> int:
         """Position of the first part that is a partition: 1 if part 0 has the rows of hot ids and of the rest."""
         return 1 if self.spec.num_own else 0
@@ -208,16 +213,7 @@ def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: in
 
 
 def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
-    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated.
-
-    Raises:
-        ValueError: if a table has narrow rows.
-    """
-    if collection.narrow:
-        name, spec = collection.names[collection.narrow[0]], collection.specs[collection.narrow[0]]
-        raise ValueError(
-            f"scheme ({spec.scheme}) of table {name!r} must have width=None: TorchRec has no product after its lookup"
-        )
+    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
     policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)
@@ -235,7 +231,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
             partitions = tuple(Partition(1, part.num_rows) for part in shared)
             parts += shared
         elif spec.operation == "add" or len(partitions) <= 1:
-            stored = (StoredTable(table, spec.embedding_dim, tuple(parts)),)
+            stored = (StoredTable(table, spec.width, tuple(parts)),)
         else:
             widths = [width for _, width in spec.shapes]
             stored = tuple(StoredTable(f"{table}:{j}", widths[j], (part,)) for j, part in enumerate(parts))
@@ -281,6 +277,6 @@ def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
         outside = [part for t in members for part in _parts(collection, t)]
         bound = init.pool_bound(len(extents), [collection.specs[t] for t in members], collection.start_std(members))
         rows = [Part(f"pools.{key}.{j}", extent.rows, -bound, bound) for j, extent in enumerate(extents)]
-        width = collection.specs[members[0]].embedding_dim
+        width = collection.specs[members[0]].width
         tables[key] = StoredTable(key.replace(".", ":"), width, tuple(outside + rows))
     return tables

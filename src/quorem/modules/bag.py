@@ -1,10 +1,8 @@
 """``EmbeddingBag``: ``nn.EmbeddingBag`` stored by a scheme. Vectors are composed first, then pooled."""
 
-from typing import Any, Self
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checks import (
     BagMode,
@@ -53,6 +51,8 @@ class EmbeddingBag(Embedding):
     >>> bags(torch.tensor([1, 2, 4, 5]), torch.tensor([0, 3])).shape
     torch.Size([2, 16])
     """
+
+    _inherited = ("padding_idx", "mode", "include_last_offset")
 
     def __init__(
         self,
@@ -172,62 +172,6 @@ class EmbeddingBag(Embedding):
             raise ValueError("per_sample_weights must be None for mode='max'")
         check_sample_weights(weights, input, "input")
         return weights.to(self.dtype)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        embeddings: Tensor | nn.Module,
-        scheme: Scheme | None = None,
-        *,
-        frequencies: Tensor | None = None,
-        freeze: bool = True,
-        mode: BagMode | None = None,
-        include_last_offset: bool | None = None,
-        padding_idx: int | None = None,
-        sparse: bool = False,
-        on_invalid_id: InvalidIdMode = "warn",
-        unknown: UnknownIds | None = None,
-    ) -> Self:
-        """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
-
-        Args:
-            embeddings: the trained table, or a module whose ``weight`` it is, such as ``nn.EmbeddingBag``.
-            scheme: how to store it; least squares finds its tables (see ``quorem.fit``).
-            frequencies: how often each id occurs, ``[n]``: the weight of its error, and its rank for ``HotCold``.
-            freeze: whether the tables take no gradient.
-            mode: as in the constructor; None takes the mode of ``embeddings`` if that is a module of bags, else
-                ``"mean"``.
-            include_last_offset: as in the constructor; None takes that of ``embeddings``, else False.
-            padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
-            sparse: as in the constructor.
-            on_invalid_id: as in the constructor.
-            unknown: as in the constructor; None takes that of ``embeddings`` if it has one, else ``"error"``.
-
-        Raises:
-            ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
-
-        >>> from quorem import QR
-        >>> trained = nn.EmbeddingBag(1000, 16, mode="sum")
-        >>> EmbeddingBag.from_pretrained(trained, QR(num_collisions=4)).mode
-        'sum'
-        """
-        bags = embeddings if isinstance(embeddings, nn.EmbeddingBag | EmbeddingBag) else None
-        pooling: Any = mode or (bags.mode if bags is not None else "mean")
-        check_bag_mode(pooling, sparse)
-        module = super().from_pretrained(
-            embeddings,
-            scheme,
-            frequencies=frequencies,
-            freeze=freeze,
-            padding_idx=padding_idx,
-            sparse=sparse,
-            on_invalid_id=on_invalid_id,
-            unknown=unknown,
-        )
-        if include_last_offset is None:
-            include_last_offset = bags is not None and bags.include_last_offset
-        module.mode, module.include_last_offset = pooling, include_last_offset
-        return module
 
     def extra_repr(self) -> str:
         """Size, scheme, compression and mode."""

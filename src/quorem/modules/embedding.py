@@ -57,6 +57,8 @@ class Embedding(Tables):
     (torch.Size([1, 3, 16]), 4064)
     """
 
+    _inherited: tuple[str, ...] = ("padding_idx",)  # options that ``from_pretrained`` takes from a module
+
     def __init__(
         self,
         num_embeddings: int,
@@ -292,10 +294,7 @@ class Embedding(Tables):
         *,
         frequencies: Tensor | None = None,
         freeze: bool = True,
-        padding_idx: int | None = None,
-        sparse: bool = False,
-        on_invalid_id: InvalidIdMode = "warn",
-        unknown: UnknownIds | None = None,
+        **options: Any,
     ) -> Self:
         """The best fit of a trained table ``[n, D]`` by a scheme; exact for ``Full()``, the default.
 
@@ -304,39 +303,31 @@ class Embedding(Tables):
             scheme: how to store it; least squares finds its tables (see ``quorem.fit``).
             frequencies: how often each id occurs, ``[n]``: the weight of its error, and its rank for ``HotCold``.
             freeze: whether the tables take no gradient.
-            padding_idx: as in the constructor; its vector is zero even if ``embeddings`` holds another.
-            sparse: as in the constructor.
-            on_invalid_id: as in the constructor.
-            unknown: as in the constructor; None takes that of ``embeddings`` if it has one, else ``"error"``.
+            options: options of the constructor. ``padding_idx``, ``unknown`` and, for bags, ``mode`` and
+                ``include_last_offset`` are those of ``embeddings`` unless given. The vector of ``padding_idx`` is zero
+                even if ``embeddings`` holds another.
 
         Raises:
             ValueError: if ``embeddings`` is not 2-D or cannot be fitted, or the scheme has no such fit (``Path``).
 
-        >>> from quorem import QR
+        >>> from quorem import QR, EmbeddingBag
         >>> Embedding.from_pretrained(nn.Embedding(1000, 16), QR(num_collisions=4)).stored.shape
         torch.Size([254, 16])
+        >>> EmbeddingBag.from_pretrained(nn.EmbeddingBag(1000, 16, mode="sum")).mode
+        'sum'
         """
-        if isinstance(embeddings, nn.Module) and padding_idx is None:
-            padding_idx = getattr(embeddings, "padding_idx", None)
-        if unknown is None:
-            unknown = embeddings.unknown[0] if isinstance(embeddings, Embedding) else "error"
-        raw_ids = isinstance(embeddings, Embedding) and embeddings.raw_ids[0]
-        embeddings = trained_table(embeddings)
-        n, d = embeddings.shape
-        module = cls(
-            n,
-            d,
-            scheme,
-            padding_idx=padding_idx,
-            sparse=sparse,
-            on_invalid_id=on_invalid_id,
-            frequencies=frequencies,
-            raw_ids=raw_ids,
-            unknown=unknown,
-            device=embeddings.device,
-            dtype=embeddings.dtype,
-        )
-        module.fit_(embeddings, frequencies)
+        if isinstance(embeddings, Embedding):
+            options = {"unknown": embeddings.unknown[0], "raw_ids": embeddings.raw_ids[0]} | options
+        for name in cls._inherited if isinstance(embeddings, nn.Module) else ():
+            if options.get(name) is None and hasattr(embeddings, name):
+                options[name] = getattr(embeddings, name)
+        table = trained_table(embeddings)
+        options = {**options, "frequencies": frequencies}
+        options.setdefault("device", table.device)
+        options.setdefault("dtype", table.dtype)
+        num_embeddings, embedding_dim = table.shape
+        module = cls(num_embeddings, embedding_dim, scheme, **options)
+        module.fit_(table, frequencies)
         module.requires_grad_(not freeze)
         return module
 

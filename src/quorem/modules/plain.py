@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import layout as column
+from ..ops.codes import FIRST_SCALE, NARROW, code_bytes
 from ..ops.rows import IdBatch, accumulator
 from ..paper.hashing import mixed_ids
 from ..paper.renumbering import MIXING_FACTORS
@@ -27,8 +28,10 @@ from .id_rules import SKIPPED
 if TYPE_CHECKING:
     from .lookup import Tables
 
-# The finite float16 numbers from 0, by their bits. One tensor, so that a graph has one copy.
+# The finite float16 numbers from 0, by their bits; and the scales of narrow rows, by their byte. One tensor each, so
+# that a graph has one copy.
 HALVES = torch.from_numpy(np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32))[:, None]
+NARROW_SCALES = ((torch.arange(256, dtype=torch.int32) << 20) + FIRST_SCALE).view(torch.float32)[:, None]
 
 
 class Group:
@@ -261,13 +264,16 @@ def _dequantized(rows: Tensor, width: int, bits: int) -> Tensor:
 
     Products with small matrices are exact here, and ONNX Runtime broadcasts last axes more slowly.
     """
-    size, device = rows.shape[-1] - 4, rows.device
-    codes, ends = rows[..., :size].float(), rows[..., size:].float()
-    bits_of_scale = (ends @ torch.tensor([[1.0], [256.0], [0.0], [0.0]], device=device))[..., 0].long()
-    scale = F.embedding(bits_of_scale, HALVES.to(device))
+    size, device = code_bytes(width, bits), rows.device
+    codes, ends = rows[..., :size].float(), rows[..., size:]
     if bits == 4:
         high = (codes / 16).floor()
         codes = torch.stack([codes - high * 16, high], -1).flatten(-2)
+    if width <= NARROW:
+        return (codes[..., :width] - 2 ** (bits - 1)) * F.embedding(ends[..., 0].long(), NARROW_SCALES.to(device))
+    ends = ends.float()
+    bits_of_scale = (ends @ torch.tensor([[1.0], [256.0], [0.0], [0.0]], device=device))[..., 0].long()
+    scale = F.embedding(bits_of_scale, HALVES.to(device))
     zero = ends @ torch.tensor([[0.0], [0.0], [1.0], [0.0]], device=device).expand(4, width)
     return (codes[..., :width] - zero) * scale
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..ops.codes import BITS, code_bytes, quantize
+from ..ops.codes import BITS, LARGEST_NARROW_SCALE, NARROW, quantize, row_bytes
 from ..ops.cpu.pages import in_huge_pages
 from .holders import optimizers_of
 from .lookup import Tables
@@ -17,9 +17,9 @@ BLOCK_ROWS = 2**16  # rows quantized at a time
 def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     """Store the rows of every quorem module in ``module`` in 8 or 4 bits per number, in place.
 
-    Each row has its own scale and integer zero point. At D = 16 a row takes 20 bytes with 8 bits, 12 bytes with 4 bits,
-    and 64 bytes in float32. The lookup dequantizes rows. They no longer take gradients, since ``stored`` holds bytes.
-    An optimizer that holds the rows loses them, with a warning.
+    Each row has its own scale. At D = 16 a row takes 20 bytes with 8 bits, 12 bytes with 4 bits, and 64 bytes in
+    float32; a narrow row of 4 numbers takes 5, 3 and 16 bytes. The lookup dequantizes rows. They no longer take
+    gradients, since ``stored`` holds bytes. An optimizer that holds the rows loses them, with a warning.
     Networks of path-based tables are not quantized. Afterwards ``module.half()`` and the like change the dtype of these
     networks and of the output vectors.
 
@@ -33,7 +33,7 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     Raises:
         TypeError: if ``module`` is not a module.
         ValueError: if ``bits`` is neither 8 nor 4, there are no tables, or a table is quantized already, is updated in
-            backward, is not finite, or has a row whose scale float16 cannot hold. In these cases nothing is changed.
+            backward, is not finite, or has a row whose numbers are too far apart. In these cases nothing is changed.
 
     >>> from quorem import QR, Embedding
     >>> table = quantize_(Embedding(1000, 16, QR(4)), bits=8)
@@ -85,20 +85,25 @@ def _leave(optimizer: torch.optim.Optimizer, rows: set[nn.Parameter], bits: int)
 
 
 def _check_range(name: str, rows: Tensor, bits: int) -> None:
-    """Raise ValueError unless the numbers of ``rows`` are finite, and the scale of each row fits in float16."""
+    """Raise ValueError unless the numbers of ``rows`` are finite, and the scale of each row can be stored."""
+    narrow = rows.shape[1] <= NARROW
     limit = (2**bits - 1) * torch.finfo(torch.float16).max
+    if narrow:
+        limit = (2 ** (bits - 1) - 1) * LARGEST_NARROW_SCALE
     for block in rows.split(BLOCK_ROWS):
         if not block.isfinite().all():
             raise ValueError(f"{name} must be finite to be quantized")
-        span = block.amax(1).clamp(min=0).double() - block.amin(1).clamp(max=0).double()
+        low, high = block.amin(1).clamp(max=0).double(), block.amax(1).clamp(min=0).double()
+        span = torch.maximum(-low, high) if narrow else high - low
         if (span > limit).any():
-            raise ValueError(f"{name} has numbers up to {span.max():.3g} apart in a row: {bits} bits take {limit:.3g}")
+            how = "numbers up to {:.3g}" if narrow else "numbers up to {:.3g} apart in a row"
+            raise ValueError(f"{name} has {how.format(span.max())}: {bits} bits take {limit:.3g}")
 
 
 @torch.no_grad()
 def _quantized(tables: Tables, bits: int) -> nn.Parameter:
     stored = tables.stored
-    size = (len(stored), code_bytes(tables.width, bits) + 4)
+    size = (len(stored), row_bytes(tables.width, bits))
     rows = in_huge_pages(torch.empty(size, dtype=torch.uint8, device=stored.device))
     if not stored.is_meta:
         for source, target in zip(stored.split(BLOCK_ROWS), rows.split(BLOCK_ROWS), strict=True):

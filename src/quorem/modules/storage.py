@@ -163,11 +163,8 @@ class StoredTables(nn.Module):
         """The features that read a table."""
         return [name for name, t in zip(self.features, self.table_of, strict=True) if t == table]
 
-    def reset_parameters(self, method: init.Method = "matched") -> None:
-        """Draw new initial values for all tables, path networks and matrices.
-
-        Args:
-            method: ``"matched"``, ``"symmetric"`` or ``"reference"`` (see ``quorem.init``).
+    def reset_parameters(self) -> None:
+        """Draw new initial values for all tables, path networks and matrices (see ``quorem.init``).
 
         Raises:
             ValueError: if rows are quantized.
@@ -175,7 +172,7 @@ class StoredTables(nn.Module):
         self._check_writable()
         self.register_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.init_(self.tables(t), spec, method, std=self.start_std([t]))
+            init.init_(self.tables(t), spec, std=self.start_std([t]))
             if spec.is_naive and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for name, extents in self.pools.items():

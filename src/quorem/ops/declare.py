@@ -203,8 +203,7 @@ def _entry(op: Op, plain: Kernel, device: Any = None) -> Kernel:
         flat, packed = iter(args), list[Any]()
         for argument in names:
             if argument == "batch":
-                ids, offsets, sample_weights = islice(flat, 3)
-                packed.append(IdBatch(ids, offsets, sample_weights, options.pop("mean")))
+                packed.append(IdBatch(next(flat), next(flat), next(flat), options.pop("mean")))
             elif argument == "layout":
                 packed.append(Layout(*islice(flat, len(Layout._fields))))
             elif argument == "state":

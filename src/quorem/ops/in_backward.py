@@ -119,19 +119,16 @@ class _Collected(torch.autograd.Function):
         if (ddp := active_ddp()) is not None:
             collector.join_replicas(ddp)
         computed_here = callable(vectors)
-        ctx.collected = collector, read, collector.versions._version, _times_written(read), computed_here
+        ctx.collected = collector, read, collector.versions._version, computed_here
+        ctx.save_for_backward(*(read.batch[:3] if isinstance(read, Lookup) else (read,)))
         out: Tensor = vectors() if computed_here else vectors.view_as(vectors)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
-        collector, read, version, times_written, computed_here = ctx.collected
-        if times_written != _times_written(read):
-            raise RuntimeError(
-                "ids, offsets or per_sample_weights of a lookup were modified by an inplace operation before its"
-                " backward: other rows would be trained"
-            )
+        collector, read, version, computed_here = ctx.collected
+        _ = ctx.saved_tensors  # an error if ids, offsets or weights have been written into since
         if _is_asked_for(ctx.next_functions[0][0]):
             collector.collect(read, grad, version)
         return None, None if computed_here else grad, None, None
@@ -164,12 +161,3 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
 def _refuse_create_graph() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
-
-
-def _times_written(read: Read) -> int:
-    """How often the tensors of a read have been written into in total; inference mode does not count writes."""
-    total = 0
-    for tensor in read.batch[:3] if isinstance(read, Lookup) else (read,):
-        if tensor is not None and not tensor.is_inference():
-            total += tensor._version
-    return total

@@ -148,6 +148,14 @@ def empty_history(device: torch.device, constants: AdamConstants, dtype: torch.d
     return lrs, lrs.new_zeros(0 if dtype == torch.float64 or not constants.window else length, MOMENT_COLUMNS)
 
 
+def history_bytes(optimizer: str, dtype: torch.dtype) -> int:
+    """Bytes of an optimizer's history of steps for rows of ``dtype``, with Adam's default betas."""
+    constants = adam_constants(0.9, 0.999, 1e-8, dtype, optimizer == "amsgrad")
+    lrs, moments = empty_history(torch.device("meta"), constants, dtype)
+    decays = lrs.nbytes if optimizer == "adamw" else 0
+    return lrs.nbytes + moments.nbytes + decays
+
+
 def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
     """Count one more step, taken at ``lr``."""
     step, lrs, moments = state.step, state.lrs, state.moments

@@ -4,6 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..checks import check_int
@@ -21,6 +22,7 @@ def apply_in_backward(
     clip_value: float | None = None,
     loss_scale: float | Tensor | None = None,
     rounding_seed: int | None = 0,
+    state_from: torch.optim.Optimizer | None = None,
     **options: Any,
 ) -> RowOptimizer:
     """Update the tables in ``module`` within each backward pass, so that no gradient of theirs is ever stored.
@@ -36,8 +38,10 @@ def apply_in_backward(
         clip_value: clamp each element of the summed gradient to ``[-clip_value, clip_value]``.
         loss_scale: the factor that the loss was multiplied by, number or tensor: gradients are divided by it, and a
             gradient of a row that is not finite counts as zero. ``optimizer.loss_scale`` changes it later.
-        rounding_seed: seed of the stochastic rounding of tables in half precision, by which small updates are not lost
-            on average; None rounds to the nearest.
+        rounding_seed: seed of the stochastic rounding of tables in half precision and of state in few bits, by which
+            small updates are not lost on average; None rounds rows to the nearest, and is refused for such a state.
+        state_from: the optimizer that has trained the tables so far, of the same rule: it hands over their state, and
+            no longer holds them.
         options: options of the optimizer, such as ``lr``.
 
     Returns:
@@ -46,10 +50,9 @@ def apply_in_backward(
 
     Raises:
         TypeError: if ``module`` is not a module, or ``optimizer_class`` is not a class of ``quorem.optim``.
-        ValueError: if there are no tables, or they are frozen, sharded, quantized or updated already, or an option is
-            not supported.
+        ValueError: if there are no tables, or they are frozen, sharded, quantized or updated already, ``state_from``
+            has another rule, or an option is not supported.
 
-    >>> import torch
     >>> from quorem import QR, Embedding
     >>> from quorem.optim import Adagrad
     >>> table = Embedding(1000, 16, QR(num_collisions=4))
@@ -84,12 +87,34 @@ def apply_in_backward(
         if not stored.requires_grad:
             raise ValueError("module has a table that is frozen: its parameter stored must require a gradient")
     optimizer = optimizer_class(list(tables), **options)
+    if state_from is not None:
+        _take_state_(optimizer, state_from)
     optimizer.clip_value, optimizer.loss_scale, optimizer.rounding_seed = clip_value, loss_scale, rounding_seed
     for stored, owner in tables.items():
         optimizer._row_rule(optimizer.param_groups[0], stored)
         next_step = partial(_next_step, optimizer, stored, DeviceScalar(stored.device))
         owner.updates.collector = Collector(stored, next_step)
     return optimizer
+
+
+def _take_state_(optimizer: RowOptimizer, other: torch.optim.Optimizer) -> None:
+    """Move the parameters of ``optimizer``, with their state, out of the ``other`` one."""
+    kinds, rule = (type(optimizer), type(optimizer).torch_class), type(optimizer).rule
+    if type(other) not in kinds or any(g.get("amsgrad", False) != (rule == "amsgrad") for g in other.param_groups):
+        name = type(other).__name__
+        raise ValueError(f"state_from ({name}) must be one of {type(optimizer).__name__}'s rule, whose state it has")
+    moved = {p for group in optimizer.param_groups for p in group["params"]}
+    if isinstance(other, RowOptimizer):
+        other.flush()
+        for p in moved:
+            other._row_rules.pop(p, None)
+            other._updates.pop(p, None)
+    for p in moved:
+        p.grad = None  # of a step that was taken
+        if p in other.state:
+            optimizer.state[p] = other.state.pop(p)
+    for group in other.param_groups:
+        group["params"][:] = [p for p in group["params"] if p not in moved]
 
 
 def _next_step(optimizer: RowOptimizer, stored: Tensor, scale: DeviceScalar) -> Step:

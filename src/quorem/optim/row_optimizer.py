@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from ..modules.lookup import module_of
+from ..modules.storage import is_sharded
 from ..ops import replay
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import LaggingParameter, unwatched
@@ -21,6 +22,7 @@ from ..ops.state import (
     Constants,
     DeviceScalar,
     Rule,
+    SGDConstants,
     State,
     check_state_dtype,
     present,
@@ -101,6 +103,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:
+            if self.state_dtype != "float32" and is_sharded(p):
+                raise ValueError(f"state_dtype ({self.state_dtype!r}) must be 'float32' for sharded parameters")
             if is_sparse_table(p):
                 self._check_rows(group, p)
 
@@ -132,8 +136,8 @@ class RowOptimizer(torch.optim.Optimizer):
         self._constants(group, p)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        """The rule's constants."""
-        raise NotImplementedError
+        """The rule's constants; SGD has none."""
+        return SGDConstants()
 
     def _average_dtype(self, p: Tensor) -> torch.dtype:
         return accumulator(p) if self.state_dtype == "float32" else STATE_DTYPES[self.state_dtype]

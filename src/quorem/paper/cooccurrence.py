@@ -61,7 +61,7 @@ def _vectors(items: Tensor, lengths: Tensor, n: int, seed: int) -> Tensor:
     x = torch.randn(n, min(DIRECTIONS, n), generator=generator)
     for _ in range(ROUNDS):
         x = torch.linalg.qr(cooccurring(x)).Q
-    return cooccurring(x)
+    return cooccurring(x).double()
 
 
 def _halved(ids: Tensor, vectors: Tensor) -> list[Tensor]:
@@ -69,6 +69,8 @@ def _halved(ids: Tensor, vectors: Tensor) -> list[Tensor]:
     if len(ids) <= 2:
         return [ids]
     centred = vectors[ids] - vectors[ids].mean(0)
+    largest = centred.abs().max()  # vectors of rare ids are so small that eigh would not converge
+    centred = centred / largest if largest > 0 else centred
     direction = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
     halves = ids[torch.argsort(centred @ direction, stable=True)].tensor_split(2)
     return [part for half in halves for part in _halved(half, vectors)]

@@ -5,12 +5,10 @@
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..checks import check_choice
 from .schemes import TableSpec
 from .schemes.families import Activation
 
@@ -18,12 +16,15 @@ RAW_STD = sqrt(1 / (3 * 2**20))  # standard deviation of vectors of raw ids: tha
 NOISE = 0.01  # relative deviation of the small factors around their neutral value
 
 
-def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -> list[tuple[float, float]]:
-    """The interval from which ``matched_`` draws each stored table of ``spec``, uniformly.
+def intervals(spec: TableSpec, std: float | None = None) -> list[tuple[float, float]]:
+    """The interval from which ``init_`` draws each stored table of ``spec``, uniformly.
+
+    The largest table is drawn like a full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral: one plus noise for
+    ``mult``, and noise around zero for ``add``. The composed vector then has the distribution of the full table's rows.
+    ``concat`` and ``feature`` keep every vector, so all their tables are drawn like a full one.
 
     Args:
         spec: the spec of the table.
-        noise: relative deviation of the small tables around their neutral value.
         std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
 
     >>> from quorem import QR
@@ -32,74 +33,20 @@ def intervals(spec: TableSpec, noise: float = NOISE, std: float | None = None) -
     """
     bound = sqrt(1 / spec.num_embeddings) if std is None else sqrt(3) * std
     full = (-bound, bound)
-    neutral = (1 - noise, 1 + noise) if spec.operation == "mult" else (-noise * bound, noise * bound)
+    neutral = (1 - NOISE, 1 + NOISE) if spec.operation == "mult" else (-NOISE * bound, NOISE * bound)
     own = [full] * (spec.num_own > 0)
     rows = [size for size, _ in spec.shapes[len(own) :]]
     alike = spec.operation in ("concat", "feature")
     return own + [full if alike or j == rows.index(max(rows)) else neutral for j in range(len(rows))]
 
 
-def matched_(tables: Sequence[Tensor], spec: TableSpec, noise: float = NOISE) -> None:
-    """The default: the largest table is drawn like a full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral.
-
-    Neutral means one plus noise for ``mult``, and noise around zero for ``add``: the composed vector then has the
-    distribution of the full table's rows. ``concat`` and ``feature`` keep every vector, so all their tables are drawn
-    like a full one.
-
-    Args:
-        tables: the stored tables, filled in place.
-        spec: the spec of the table.
-        noise: relative deviation of the small tables around their neutral value.
-    """
-    for table, interval in zip(tables, intervals(spec, noise)[-len(tables) :], strict=True):
-        table.uniform_(*interval)
-
-
-def symmetric_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """Draw all tables from one interval, scaled so that the composed vector has the full table's variance.
-
-    Args:
-        tables: the stored tables, filled in place.
-        spec: the spec of the table.
-    """
-    bound, k = sqrt(1 / spec.num_embeddings), len(tables)
-    if spec.operation == "mult":  # var of a product of k uniforms is (b^2 / 3)^k; the full table's is bound^2 / 3
-        bound = sqrt(3) * (bound / sqrt(3)) ** (1 / k)
-    elif spec.operation == "add":
-        bound /= sqrt(k)
-    for table in tables:
-        table.uniform_(-bound, bound)
-
-
-def reference_(tables: Sequence[Tensor], spec: TableSpec) -> None:
-    """Draw as the public reference code does, U(sqrt(1/n), 1) for every table. It trains badly; kept for comparison.
-
-    As in that code, a single table is drawn like a full one.
-
-    Args:
-        tables: the stored tables, filled in place.
-        spec: the spec of the table.
-    """
-    bound = sqrt(1 / spec.num_embeddings)
-    for table in tables:
-        table.uniform_(-bound if len(tables) == 1 else bound, bound if len(tables) == 1 else 1)
-
-
-Method = Literal["matched", "symmetric", "reference"]
-METHODS = {"matched": matched_, "symmetric": symmetric_, "reference": reference_}
-
-
-def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched", *, std: float | None = None) -> None:
+def init_(tables: Sequence[Tensor], spec: TableSpec, *, std: float | None = None) -> None:
     """Draw the tables of one spec in place.
 
     Args:
         tables: the stored tables, filled in place.
         spec: the spec of the table.
-        method: ``"matched"``, ``"symmetric"`` or ``"reference"``: the function of that name.
         std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
-
-    Raises:
-        ValueError: if ``method`` is unknown.
 
     >>> from quorem import QR
     >>> spec = QR(num_collisions=4).spec(1000, 16)
@@ -108,26 +55,11 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, method: Method = "matched",
     >>> bool((tables[0].abs() <= 1000**-0.5).all()), bool((tables[1] - 1).abs().max() <= 0.011)
     (True, True)
     """
-    check_choice("method", method, Method)
     with torch.no_grad():
-        if spec.num_own:
-            bound = sqrt(1 / spec.num_embeddings)
-            tables[0].uniform_(-bound, bound)
-        composed = tables[spec.num_own > 0 :]
-        if composed:
-            METHODS[method](composed, spec)
-        if std is not None:
-            scale = std * sqrt(3 * spec.num_embeddings)
-            largest = max((len(table) for table in composed), default=0)
-            for j, table in enumerate(tables):
-                factor = j >= len(tables) - len(composed) and spec.operation == "mult"
-                if not factor:
-                    table.mul_(scale)
-                elif method == "symmetric":
-                    table.mul_(scale ** (1 / len(composed)))
-                elif len(table) == largest:  # one factor carries the scale; the others are neutral
-                    table.mul_(scale)
-                    largest = -1
+        for table, interval in zip(tables, intervals(spec), strict=True):
+            table.uniform_(*interval)
+            if std is not None and interval[0] < 0:  # factors near one carry no scale
+                table.mul_(std * sqrt(3 * spec.num_embeddings))
 
 
 def deviation(table: Tensor) -> float | None:

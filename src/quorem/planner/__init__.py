@@ -24,7 +24,7 @@ from ..ops.codes import BITS
 from ..ops.state import RULES, check_state_dtype
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from .budget import parse_bytes, show_bytes
-from .by_count import TIMES_NARROWER, Rule
+from .by_count import NARROWING, Rule
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
 from .footprint import Form, StoredModules
@@ -32,7 +32,7 @@ from .modules import Module, joined_modules, modules_of, with_frequencies
 from .planned import Candidate, Plan, PlannedPool, PlannedTable
 
 __all__ = [
-    "TIMES_NARROWER",
+    "NARROWING",
     "Plan",
     "PlannedPool",
     "PlannedTable",
@@ -204,17 +204,20 @@ def _forms(
 
 
 def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], rule: Rule) -> Plan | None:
-    """The widest form that gives rows to all ids that count, else the widest rows that share little traffic.
+    """The widest form that gives rows to all ids that count; else the fewest bits, and the best width.
 
-    Sharing rows loses more than fewer numbers in a row, and that much more than fewer bits of a number.
+    Fewer bits of a number lose next to nothing.
     """
-    times = TIMES_NARROWER if rule.times_narrower is None else (rule.times_narrower,)
-    best = None
-    for form, number in [(form, 1) for form in forms if 1 in times] + [(forms[-1], n) for n in times if n > 1]:
-        candidate = attempt(form, number)
-        best = candidate.plan or best
-        if candidate.plan is None:
-            continue
-        if candidate.gives_rows_to_all or (form == forms[-1] and candidate.shared <= rule.most_shared):
-            break
-    return best
+    candidates = {}
+    if rule.times_narrower in (None, 1):
+        for form in forms:
+            candidates[1] = attempt(form)
+            if candidates[1].gives_rows_to_all:
+                return candidates[1].plan
+    for times in NARROWING:
+        if times > 1 and rule.times_narrower in (None, times):
+            candidates[times] = attempt(forms[-1], times)
+    found = {times: candidate for times, candidate in candidates.items() if candidate.plan is not None}
+    if not found:
+        return None
+    return found[min(found, key=lambda times: found[times].shared + NARROWING[times])].plan

@@ -9,7 +9,9 @@ in each table. The ids between are *cold* and share one pool. Let R be the numbe
 2. If the other ids all fit, they are hot, and the remaining rows go to further ids by falling count.
 3. Otherwise the pool takes ``pool_share`` of the rows, or less if fewer ids than that are without a row.
 
-Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has the measured results.
+Everything is counted in bytes, so that tables may differ in width. The narrower rows are, the more ids have their own,
+but a row of fewer numbers says less: of the widths in ``NARROWING`` the plan takes the one for which the traffic of ids
+that share rows, and that which the width is worth, are the least together. ``docs/choosing.md`` has measured results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +29,8 @@ from ..paper.sizes import coprime_sizes, coprime_sizes_for_rows
 Integers = NDArray[np.int64]
 PARTITIONS = 2  # rows of the pool that a cold id sums
 SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
-TIMES_NARROWER = (1, 2, 4, 8)  # D / d, where rows have d numbers instead of D
+# D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
+NARROWING = {1: 0.0, 2: 0.0125, 4: 0.03, 8: 0.07}
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
 
 
@@ -39,18 +42,15 @@ class Rule:
         pool_share: the largest share of the rows that the pool may take.
         kept_per_row: the most hot and cold ids for each row that the budget pays for.
         rarely: ids seen at most this often are the rest, if not all ids that occur twice can have a row.
-        most_shared: rows are narrower than vectors if else more than this share of the traffic would go to ids that
-            share rows, those seen rarely not counted.
-        times_narrower: how many times narrower rows are: 1, 2, 4 or 8. None chooses it by ``most_shared``.
+        times_narrower: how many times narrower than vectors rows are: 1, 2, 4 or 8. None chooses it (``NARROWING``).
 
     >>> Rule(pool_share=0.3)
-    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2, most_shared=0.13, times_narrower=None)
+    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2, times_narrower=None)
     """
 
     pool_share: float = 0.6
     kept_per_row: float = 8.0
     rarely: int = 2
-    most_shared: float = 0.13
     times_narrower: int | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Rule:
             raise ValueError(f"kept_per_row ({self.kept_per_row}) must be at least 1")
         if not self.rarely >= 1:
             raise ValueError(f"rarely ({self.rarely}) must be at least 1")
-        if self.times_narrower not in (None, *TIMES_NARROWER):
+        if self.times_narrower not in (None, *NARROWING):
             raise ValueError(f"times_narrower ({self.times_narrower}) must be None, 1, 2, 4 or 8")
 
 

@@ -18,16 +18,14 @@ import torch
 from ..modules import meaning
 from ..modules.id_rules import RULE_COLUMNS
 from ..ops import replay
-from ..ops.codes import code_bytes
+from ..ops.codes import row_bytes
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
-from ..ops.state import HISTORY, MOMENT_COLUMNS, RULES, row_state_bytes
+from ..ops.state import RULES, row_state_bytes
 from ..optimizer_names import Optimizer, StateDtype
 from ..paper.schemes import Scheme
 from .by_count import Integers
 from .modules import Module
 from .planned import Plan, PlannedPool, PlannedTable
-
-BETAS = (0.9, 0.999)  # the default betas of Adam; others may need a longer history of steps
 
 
 class Rate(NamedTuple):
@@ -78,7 +76,7 @@ class TrainedStorage:
         """The bytes of a table with rows of ``width`` numbers, for each row and each stored table."""
         number = self.dtype.itemsize
         rows = width // self.width  # rows of the parameter that make up one row of the table
-        row = rows * (code_bytes(self.width, self.bits) + 4) if self.bits else width * number
+        row = rows * row_bytes(self.width, self.bits) if self.bits else width * number
         if self.bits or self.optimizer is None:
             return Rate(row, 0, 0)
         rule = RULES[self.optimizer]
@@ -101,11 +99,7 @@ class TrainedStorage:
             return 4 if RULES[self.optimizer].averages else 0  # torch's step
         if not self.lags or not RULES[self.optimizer].lags:
             return 8
-        constants = replay.adam_constants(*BETAS, 1e-8, self.dtype, self.optimizer == "amsgrad")
-        history = max(HISTORY, 2 * int(constants.window))
-        moments = 0 if self.dtype == torch.float64 else MOMENT_COLUMNS
-        decays = 1 if self.optimizer == "adamw" else 0
-        return 8 + 8 * history * (1 + moments + decays)
+        return 8 + replay.history_bytes(self.optimizer, self.dtype)
 
     def layout(self, most_partitions: int) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""

@@ -37,7 +37,7 @@ class Module:
     sparse: bool
     has_id_rules: bool = False  # whether a table takes raw or unknown ids
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
-    narrows: bool = True  # whether rows may be narrower than vectors
+    row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
 
     def widths(self, times_narrower: int) -> list[int]:
         """Width of the rows of each table that is to be so many times narrower.
@@ -47,7 +47,7 @@ class Module:
         """
         dims = [table.embedding_dim for table in self.tables]
         common = gcd(*dims)
-        if not self.narrows or common % times_narrower or common // times_narrower < 2:
+        if common % times_narrower or common // times_narrower < 2 or common // times_narrower % self.row_multiple:
             return dims
         widths = [(dim // times_narrower, table.num_embeddings) for dim, table in zip(dims, self.tables, strict=True)]
         return [d if n > FEW and n * d + d * dim < n * dim else dim for dim, (d, n) in zip(dims, widths, strict=True)]
@@ -110,11 +110,13 @@ def held_by(module: Module, number: int) -> Module:
 def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> list[Module]:
     """Join modules of one table each into one module where ``holders`` maps their tables to the same number.
 
-    Such tables will be held by one collection and updated in the backward pass, so they may share a pool.
+    Such tables will be held by one collection of TorchRec's and updated in the backward pass, so they may share a pool.
     """
     joined: dict[Any, Module] = {}
     for module in modules:
         holder = holders.get(module.tables[0].name, module)
+        if holder is not module:
+            module = replace(module, row_multiple=4)
         if (first := joined.get(holder)) is not None:
             module = replace(first, tables=first.tables + module.tables, sparse=True, lags=False)
         joined[holder] = module

@@ -17,13 +17,13 @@ class Clock:
 
     def __init__(self, earlier_seconds: float, checkpoint_seconds: float) -> None:
         self.earlier_seconds, self.checkpoint_seconds = earlier_seconds, checkpoint_seconds
-        self.began = self.saved = self.reported = time.perf_counter()
-        self.paused_seconds, self.save_seconds = 0.0, 0.0
+        self.began = self.reported = time.perf_counter()
+        self.next_save = self.began + checkpoint_seconds
 
     @property
     def session(self) -> float:
         """Seconds of training in this attempt."""
-        return time.perf_counter() - self.began - self.paused_seconds
+        return time.perf_counter() - self.began
 
     @property
     def seconds(self) -> float:
@@ -34,23 +34,24 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Do not count the time within this context as training."""
         began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.paused_seconds += time.perf_counter() - began
+        yield
+        self.began += time.perf_counter() - began
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure how long a checkpoint takes; the time does not count as training."""
+        """Write a checkpoint within this context, which does not count as training; the next one is put off.
+
+        Saving takes at most a tenth of the time.
+        """
+        began = time.perf_counter()
         with self.paused():
-            began = time.perf_counter()
             yield
-            self.saved = time.perf_counter()
-            self.save_seconds = self.saved - began
+        ended = time.perf_counter()
+        self.next_save = ended + max(self.checkpoint_seconds, 9 * (ended - began))
 
     def save_is_due(self) -> bool:
-        """Whether a checkpoint is due; saving takes at most a tenth of the time."""
-        return time.perf_counter() - self.saved >= max(self.checkpoint_seconds, 9 * self.save_seconds)
+        """Whether a checkpoint is due."""
+        return time.perf_counter() >= self.next_save
 
     def report_is_due(self) -> bool:
         """Whether a report is due; if so, the time until the next one starts now."""

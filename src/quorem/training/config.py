@@ -1,11 +1,12 @@
 """The configuration of a run: everything that decides its result, and nothing else."""
 
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 import torch
 
@@ -15,12 +16,13 @@ from ..files.checked_json import build
 from ..modules.id_rules import UnknownIds
 from ..ops.codes import BITS
 from ..ops.state import check_state_dtype
+from ..optim import CLASSES
 from ..optimizer_names import Optimizer, StateDtype
 from ..paper import schemes
 from ..paper.schemes import QR, Scheme
 
 # torch's learning rates, which the paper keeps (section 5.2).
-DEFAULT_LRS = dict.fromkeys(get_args(Optimizer), 1e-3) | {"adagrad": 1e-2, "rowwise_adagrad": 1e-2}
+DEFAULT_LRS = {name: inspect.signature(each).parameters["lr"].default for name, each in CLASSES.items()}
 RowDtype = Literal["float32", "bfloat16", "float16"]
 _RARELY_SET = (
     ("unknown", "error"),

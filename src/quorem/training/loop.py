@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from .feed import Feed, steps_per_epoch
 from .metrics import Evaluation, Metrics
 from .model import build_model
 from .processes import any_of, check_same_step, is_first
-from .run import RunFolder, restore
+from .run import Progress, RunFolder
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
@@ -105,36 +104,27 @@ def train(
         if out is None:
             return _train(config, feed, None, options, stop)
         folder = out if isinstance(out, RunFolder) else RunFolder(out, config)
-        if not is_first():
-            return folder.result() or _train(config, feed, None, options, stop, folder.path)
-        with folder:
+        with folder if is_first() else contextlib.nullcontext():
             return folder.result() or _train(config, feed, folder, options, stop)
 
 
 def _train(
-    config: RunConfig,
-    feed: Feed,
-    folder: RunFolder | None,
-    options: Options,
-    stop: threading.Event | None,
-    resume_from: Path | None = None,
+    config: RunConfig, feed: Feed, folder: RunFolder | None, options: Options, stop: threading.Event | None
 ) -> dict[str, Any]:
-    """Train, and write to ``folder`` if it is given; a process that does not write resumes from ``resume_from``."""
+    """Train, resuming from ``folder`` if it is given; the first process writes to it."""
     for name, rows in feed.rows.items():
         if not len(rows):
             raise ValueError(f"{feed.prepared.path} has no rows for {name}: a run needs some of each split")
     with capturing:
         trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
-    step, progress = (0, {}) if folder is None else folder.resume(trial)
-    if resume_from is not None:
-        step, progress, _ = restore(trial, resume_from, config)
+    step, progress = (0, Progress()) if folder is None else folder.resume(trial)
+    folder = folder if is_first() else None
     check_same_step(step)
     num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
     per_epoch = steps_per_epoch(config, num_rows)
     steps, first = config.epochs * per_epoch, step
-    clock = Clock(progress.get("seconds", 0.0), options.checkpoint_seconds)
-    loss: float | None = progress.get("loss")
-    best_loss, best_epoch = progress.get("best_loss", math.inf), progress.get("best_epoch", 0)
+    clock = Clock(progress.seconds, options.checkpoint_seconds)
+    loss, best_loss, best_epoch = progress.loss, progress.best_loss, progress.best_epoch
     with _board(folder, options, step) as board:
 
         def log(values: dict[str, Any]) -> None:
@@ -143,13 +133,10 @@ def _train(
             board(step, values)
 
         def save() -> None:
+            progress = Progress(seconds=clock.seconds, loss=loss, best_loss=best_loss, best_epoch=best_epoch)
             with clock.saving():
                 if folder is not None:
-                    folder.save(
-                        trial,
-                        step,
-                        {"seconds": clock.seconds, "loss": loss, "best_loss": best_loss, "best_epoch": best_epoch},
-                    )
+                    folder.save(trial, step, progress)
 
         for batches in feed.training(config, step, trial.together, (LOG_EVERY, config.validate_every)):
             step += trial.step(batches)
@@ -195,6 +182,8 @@ def _train(
     seconds = clock.seconds
     result = {
         "config": json.loads(config.to_json()),
+        "data": feed.prepared.path.absolute().name,
+        "epochs": step // per_epoch,
         "steps": step,
         "rows": step * num_rows // per_epoch,
         **({"best_epoch": best_epoch} if config.epochs > 1 else {}),

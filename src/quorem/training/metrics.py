@@ -40,9 +40,6 @@ class Evaluation:
     Args:
         bins: number of bins of ``calibration_error``.
 
-    Raises:
-        ValueError: if ``bins`` is below 1.
-
     >>> evaluation = Evaluation()
     >>> evaluation.update(torch.tensor([2.0, -1.0]), torch.tensor([1.0, 0.0]))
     >>> evaluation.update(torch.tensor([-1.0]), torch.tensor([1.0]))
@@ -52,8 +49,6 @@ class Evaluation:
     """
 
     def __init__(self, *, bins: int = 15) -> None:
-        if bins < 1:
-            raise ValueError(f"bins ({bins}) must be at least 1")
         self.bins = bins
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -98,7 +93,7 @@ class Evaluation:
         return Metrics(
             rows=rows,
             log_loss=loss / rows,
-            auc=_auc_in_order(ordered, labels),
+            auc=auc(ordered, labels),
             accuracy=right / rows,
             calibration=predicted / positives if positives else nan,
             calibration_error=_calibration_error_in_order(ordered, labels, self.bins),
@@ -106,34 +101,20 @@ class Evaluation:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Exact area under the ROC curve: the share of (positive, negative) pairs in the right order; ties count half.
+    """Exact area under the ROC curve of rising scores ``[N]``: the share of (positive, negative) pairs in order.
 
-    Pairs are counted in integers after one sort, so the result is the correctly rounded quotient. It is NaN if all
+    Ties count half. Pairs are counted in integers, so the result is the correctly rounded quotient. It is NaN if all
     labels are equal or a score is NaN.
-
-    Args:
-        scores: ``[N]``, probabilities or any increasing function of them.
-        labels: ``[N]``, boolean or 0 and 1.
-
-    Raises:
-        ValueError: if the shapes differ.
 
     >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1]))
     0.875
     """
-    if scores.shape != labels.shape:
-        raise ValueError(f"scores {tuple(scores.shape)} must have the shape of labels {tuple(labels.shape)}")
-    ordered, order = scores.flatten().sort()
-    return _auc_in_order(ordered, labels.flatten()[order])
-
-
-def _auc_in_order(ordered: Tensor, labels: Tensor) -> float:
     positive = labels.long().cumsum(0)
     positives = int(positive[-1]) if len(labels) else 0
     negatives = len(labels) - positives
-    if not positives or not negatives or bool(ordered[-1].isnan()):
+    if not positives or not negatives or bool(scores[-1].isnan()):
         return nan
-    last = F.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)  # last of each group of equal scores
+    last = F.pad(scores[1:] != scores[:-1], (0, 1), value=True)  # last of each group of equal scores
     negative = torch.arange(1, len(labels) + 1, device=labels.device) - positive
     above = positive[last].diff(prepend=positive.new_zeros(1))  # positives of each group
     below = negative[last]  # negatives up to the end of each group

@@ -8,11 +8,12 @@ encoding.safetensors  columns, transforms and vocabularies of the data, so that 
 result.json           the result, which is written last: if it exists, the run is finished
 """
 
-import dataclasses
 import json
+import math
 import os
 import warnings
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from torch import nn
 from ..data.encoding import write_encoding
 from ..data.prepared import Prepared
 from ..files import atomic as files
+from ..files.checked_json import build
 from ..files.provenance import commit, versions
 from . import checkpoint
 from .config import RunConfig
@@ -30,6 +32,27 @@ from .trial import Trial
 RESULT_FORMAT = "quorem-result-1"
 RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second", "seconds")
 ENCODING, RESULT = "encoding.safetensors", "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a checkpoint keeps beside the tensors: seconds of training, the last loss, and the best epoch so far."""
+
+    seconds: float = 0.0
+    loss: float | None = None
+    best_loss: float = math.inf
+    best_epoch: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMeta:
+    """The JSON values of a checkpoint."""
+
+    config: str
+    progress: Progress
+    metrics_lines: int  # lines in metrics.jsonl up to the step
+    versions: dict[str, Any]
+    commit: str | None
 
 
 class RunFolder:
@@ -51,11 +74,7 @@ class RunFolder:
         self._num_lines = 0  # lines in metrics.jsonl
 
     def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
-        """Lock the folder against other processes until ``unlock``.
-
-        Raises:
-            LockedError: if another process is training in the folder.
-        """
+        """Lock the folder against other processes until ``unlock``; raises LockedError if one is training in it."""
         self.path.mkdir(parents=True, exist_ok=True)
         message = f"{self.path}: another process is training in this folder"
         self._lock = files.Lock(self.path / ".lock", message, attempts=attempts)
@@ -101,23 +120,34 @@ class RunFolder:
         self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
 
     def result(self) -> dict[str, Any] | None:
-        """The result if the run is finished, else None.
-
-        Raises:
-            ValueError: if the result is damaged.
-        """
+        """The result if the run is finished, else None."""
         path = self.path / RESULT
         return read_result(path) if path.exists() else None
 
-    def resume(self, trial: Trial) -> tuple[int, dict[str, Any]]:
-        """Restore the trial from the latest intact checkpoint; returns its step and progress, or 0 and an empty dict.
+    def resume(self, trial: Trial) -> tuple[int, Progress]:
+        """Restore the trial from the latest intact checkpoint, if there is one; returns its step and progress.
+
+        The process that has locked the folder also drops the metrics of later steps.
 
         Raises:
             CorruptCheckpointError: if there are checkpoints, but none is intact.
             ValueError: if the checkpoint is of another run.
         """
-        step, progress, num_lines = restore(trial, self.path, self.config)
-        self._forget_after(step, num_lines)
+        last = checkpoint.latest(self.path / "checkpoints")
+        step, progress, num_lines = 0, Progress(), 0
+        if last is not None:
+            try:
+                meta = build(CheckpointMeta, last.meta)
+                earlier = RunConfig.from_json(meta.config)
+            except ValueError as error:
+                message = f"the checkpoint of {self.path} is damaged: {error}"
+                raise checkpoint.CorruptCheckpointError(message) from None
+            if earlier != self.config:
+                raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
+            trial.restore(last.step, last.tensors)
+            step, progress, num_lines = last.step, meta.progress, meta.metrics_lines
+        if self._lock is not None:
+            self._forget_after(step, num_lines)
         return step, progress
 
     def _forget_after(self, step: int, num_lines: int) -> None:
@@ -133,17 +163,18 @@ class RunFolder:
         self._open_metrics()
         self._num_lines = len(lines)
 
-    def save(self, trial: Trial, step: int, progress: dict[str, Any]) -> None:
-        """Write a checkpoint; the metrics up to it are synced to the disk first.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+    def save(self, trial: Trial, step: int, progress: Progress) -> None:
+        """Write a checkpoint; the metrics up to it are synced to the disk first."""
         self.metrics.flush()
         os.fsync(self.metrics.fileno())
-        meta = {"config": self.config.to_json(), "progress": progress, "metrics_lines": self._num_lines}
-        meta |= {"versions": versions(), "commit": commit()}
-        checkpoint.save(self.path / "checkpoints", step, trial.tensors(), meta)
+        meta = CheckpointMeta(
+            config=self.config.to_json(),
+            progress=progress,
+            metrics_lines=self._num_lines,
+            versions=versions(),
+            commit=commit(),
+        )
+        checkpoint.save(self.path / "checkpoints", step, trial.tensors(), asdict(meta))
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
@@ -152,11 +183,7 @@ class RunFolder:
         self._num_lines += 1
 
     def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
-        """Write the trained model and its encoding, unless ``model`` is None, and the result; remove all checkpoints.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Write the model, unless it is None, with its encoding, and the result; remove all checkpoints."""
         os.fsync(self.metrics.fileno())
         if model is not None:
             write_model(self.path, model, self.config)
@@ -164,35 +191,6 @@ class RunFolder:
         files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
         for _, old in checkpoint.saved(self.path / "checkpoints"):
             old.unlink()
-
-
-def restore(trial: Trial, path: Path, config: RunConfig) -> tuple[int, dict[str, Any], int]:
-    """Restore a trial from the latest intact checkpoint of a run's folder, if there is one.
-
-    Returns:
-        The step, the progress and the number of metrics lines; 0, an empty dict and 0 if there is no checkpoint.
-    """
-    last = checkpoint.latest(path / "checkpoints")
-    if last is None:
-        return 0, {}, 0
-    try:
-        earlier, num_lines, progress = _values_of(last.meta)
-    except ValueError as error:
-        raise checkpoint.CorruptCheckpointError(f"the checkpoint of {path} is damaged: {error}") from None
-    if earlier != config:
-        raise ValueError(f"{path} has a checkpoint of another run: {difference(earlier, config)}")
-    trial.restore(last.step, last.tensors)
-    return last.step, progress, num_lines
-
-
-def _values_of(meta: dict[str, Any]) -> tuple[RunConfig, int, dict[str, Any]]:
-    """Configuration, number of metrics lines and progress in a checkpoint; raises ValueError if they are wrong."""
-    config, num_lines, progress = (meta.get(name) for name in ("config", "metrics_lines", "progress"))
-    if not isinstance(config, str) or type(num_lines) is not int or not isinstance(progress, dict):
-        raise ValueError("config must be text, metrics_lines an integer, progress an object")
-    if type(progress.get("seconds", 0.0)) is not float or type(progress.get("loss")) not in (float, type(None)):
-        raise ValueError("seconds and loss of progress must be numbers")
-    return RunConfig.from_json(config), num_lines, progress
 
 
 class MetricsFile(NamedTuple):
@@ -204,26 +202,19 @@ class MetricsFile(NamedTuple):
 
 
 def read_metrics(path: Path) -> MetricsFile:
-    """Read a ``metrics.jsonl``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not a regular file.
-    """
+    """Read a ``metrics.jsonl``."""
     files.check_is_file(path)
     lines, damaged, text = [], [], path.read_bytes()
-    has_checksums = f'"{files.CHECKSUM}"'.encode() in text  # earlier versions wrote none
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            values = files.unsealed(json.loads(line), required=has_checksums)
+            values = files.unsealed(json.loads(line), required=True)
             losses = [values[split]["log_loss"] for split in ("validation", "test") if split in values]
             if type(values["step"]) is not int or not all(map(_is_number, losses)):
                 raise ValueError("step must be an integer, losses must be numbers")
             lines.append(values)
         except (ValueError, KeyError, TypeError, RecursionError):
             damaged.append(number)
-    is_final = bool(lines) and ("test" in lines[-1] or not has_checksums)
-    return MetricsFile(lines, damaged, is_final)
+    return MetricsFile(lines, damaged, is_final=bool(lines) and "test" in lines[-1])
 
 
 def _line(values: dict[str, Any]) -> str:
@@ -235,14 +226,9 @@ def _is_number(value: Any) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a ``result.json``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged.
-    """
+    """Read a ``result.json``; raises ValueError if it is damaged."""
     result = files.read_json(path)
-    result.pop("format", None)  # earlier versions wrote neither a format nor a checksum
+    result.pop("format", None)
     try:
         numbers = [result[name] for name in RESULT_NUMBERS]
         numbers += [result["validation"]["log_loss"], result["test"]["log_loss"], result["test"]["auc"]]
@@ -256,12 +242,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read a ``run.json``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged.
-    """
+    """Read a ``run.json``; raises ValueError if it is damaged."""
     text = files.read(path)
     try:
         return RunConfig.from_json(text)
@@ -275,5 +256,5 @@ def difference(saved: RunConfig, wanted: RunConfig) -> str:
     >>> difference(RunConfig(data="a", seed=1), RunConfig(data="a", seed=2))
     'seed is 1 there and 2 here'
     """
-    pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in dataclasses.fields(RunConfig)]
+    pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in fields(RunConfig)]
     return ", ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in pairs if old != new)

@@ -131,8 +131,7 @@ class Trial:
     def quantize_(self, bits: int) -> None:
         """Store the rows of the tables in 8 or 4 bits; no step may follow."""
         self.tables.remove()
-        if self.embeddings.bits != bits:
-            quantize_(self.embeddings, 8 if bits == 8 else 4)
+        quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def keep_best(self) -> None:
         """Remember the model as it is."""

@@ -15,7 +15,6 @@ from quorem.experiments.bench.grid import (
     MODES,
     PRESETS,
     SCHEMES,
-    Grid,
     draw_ids,
     groups,
     scheme_of,
@@ -73,11 +72,6 @@ def test_presets_measure_nothing_twice_and_what_the_targets_ask(preset):
     assert len(cells) == len(set(cells))
     wanted = product(MODES, ["QR(4)"], [16], ["fbgemm", "fbgemm_fastest", "fused"], ["zipf"], [1, 128, 2048, 16384])
     assert set(wanted) <= set(cells)
-
-
-def test_sizes_below_one_are_refused():
-    with pytest.raises(ValueError, match=r"dim \(\(0,\)\) must be at least 1"):
-        Grid(dim=(0,))
 
 
 def test_bench_measures_the_features_of_the_paper():

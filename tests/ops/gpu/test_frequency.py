@@ -56,7 +56,7 @@ def collection(kind: str, d: int = 4, dtype: torch.dtype = torch.float32) -> quo
     name, *ranked = kind.split()
     options = {"frequencies": COUNTS} if ranked else {}
     module = quorem.EmbeddingCollection(tables(d, **options)[name], device=DEVICE, dtype=dtype)
-    module.reset_parameters("symmetric")
+    torch.nn.init.uniform_(module.stored, -0.5, 0.5)
     return module
 
 

@@ -22,6 +22,7 @@ FBGEMM = ("fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest")
 PROVIDERS = ("dense", "loop", *FBGEMM, "fused")
 MODES = ("forward", "step")
 IDS = ("zipf", "uniform")
+SCHEME_OPTIONS = dict(zip(("qr", "generalized", "chinese", "path", "full"), SCHEMES, strict=True))  # of the command
 ROTATION = 4  # number of batches of ids that a measurement uses in turn
 
 Axes = Mapping[str, tuple[Any, ...]]  # the values of some axes, by name
@@ -38,17 +39,6 @@ class Grid:
     batch: tuple[int, ...] = (1, 128, 2048, 16384, 65536)
     dim: tuple[int, ...] = (16,)
 
-    def __post_init__(self) -> None:
-        """Check the names and sizes."""
-        known = {"mode": MODES, "provider": PROVIDERS, "scheme": tuple(SCHEMES), "ids": IDS}
-        for axis, names in known.items():
-            for value in getattr(self, axis):
-                if value not in names:
-                    raise ValueError(f"{axis} ({value!r}) must be of {', '.join(names)}")
-        for axis in ("batch", "dim"):
-            if min(getattr(self, axis), default=1) < 1:
-                raise ValueError(f"{axis} ({getattr(self, axis)}) must be at least 1")
-
 
 @dataclass(frozen=True)
 class Group:
@@ -62,7 +52,6 @@ class Group:
     batches: tuple[int, ...]
 
 
-FULL_GRID = Grid(scheme=tuple(SCHEMES)[:4], ids=IDS, dim=(16, 64, 128))
 PRESETS: dict[str, tuple[Grid, ...]] = {
     "cpu": (Grid(provider=("loop", "fbgemm", "fbgemm_fastest", "fused"), batch=(1, 128, 2048, 16384)),),
     "h200": (
@@ -70,40 +59,17 @@ PRESETS: dict[str, tuple[Grid, ...]] = {
         Grid(provider=("fused",), scheme=tuple(SCHEMES)[1:], batch=(2048, 65536), dim=(16, 64)),
         Grid(provider=("fbgemm", "fbgemm_fastest", "fused"), batch=(2048, 65536), ids=("uniform",)),
     ),
-    "full": (FULL_GRID,),
+    "full": (Grid(scheme=tuple(SCHEMES)[:4], ids=IDS, dim=(16, 64, 128)),),
 }
-
-
-def named_axes(values: Mapping[str, Sequence[Any] | None]) -> Axes:
-    """The axes that the options of the command name; a scheme may be named by the start of its name.
-
-    Raises:
-        ValueError: if no scheme, or more than one, has a name that starts so.
-
-    >>> named_axes({"scheme": ["qr"], "dim": None})
-    {'scheme': ('QR(4)',)}
-    """
-    named = {axis: tuple(chosen) for axis, chosen in values.items() if chosen}
-    for start in named.get("scheme", ()):
-        matches = [scheme for scheme in SCHEMES if scheme.lower().startswith(start.lower())]
-        if len(matches) != 1:
-            raise ValueError(f"scheme ({start!r}) must be the start of one of {', '.join(SCHEMES)}")
-        named["scheme"] = tuple(matches[0] if name == start else name for name in named["scheme"])
-    return named
 
 
 def chosen_grids(preset: str | None, device: torch.device, named: Axes) -> tuple[Grid, ...]:
     """The grids of ``preset``, with the ``named`` axes replaced.
 
     Without a preset, it is ``"full"`` if an axis is named, else the preset of the device.
-
-    Raises:
-        ValueError: if a preset, or a value on an axis, is unknown.
     """
     if preset is None:
         preset = "full" if named else "h200" if device.type == "cuda" else "cpu"
-    if preset not in PRESETS:
-        raise ValueError(f"preset ({preset!r}) must be one of {', '.join(PRESETS)}")
     return tuple(dict.fromkeys(replace(grid, **named) for grid in PRESETS[preset]))
 
 

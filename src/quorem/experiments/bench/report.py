@@ -1,18 +1,13 @@
-"""The rows of a benchmark as a CSV file with self-contained rows, as tables in Markdown, and as a plot."""
+"""The rows of a benchmark as a CSV file with self-contained rows, and as tables in Markdown."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...files.atomic import replacing
 from .. import words
-from ..figures import grouped
-from .grid import FULL, MODES, PROVIDERS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .grid import FULL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,66 +145,3 @@ def _short(x: float) -> str:
     if x == 0 or abs(x) >= 100:
         return f"{x:,.0f}"
     return f"{x:.2f}" if abs(x) < 10 else f"{x:.1f}"
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Write the plot of ``figure`` to a file."""
-    with replacing(path) as file:
-        figure(rows).savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=120)
-
-
-def figure(rows: Sequence[Row]) -> "Figure":
-    """Time against batch size: a panel each for lookups and steps, a colour for each provider, one legend below all.
-
-    If there are several widths, distributions of ids or schemes, the panels show the first width, Zipf ids, and the
-    first scheme beside the full tables. The tables have the rest.
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    ids = "zipf" if any(row.ids == "zipf" for row in rows) else rows[0].ids
-    scheme = next((row.scheme for row in rows if row.provider not in FULL), "Full()")
-    rows = [row for row in rows if row.ids == ids and (row.scheme == scheme or row.provider in FULL)]
-    rows = [row for row in rows if row.dim == rows[0].dim and row.provider in PROVIDERS]
-    modes = [mode for mode in MODES if any(row.mode == mode for row in rows)]
-    drawn = Figure(figsize=(4.4 * len(modes), 4.2), layout="constrained")
-    colours = {provider: colormaps["tab10"](i) for i, provider in enumerate(PROVIDERS)}
-    captured = any(row.graph for row in rows)
-    styles = {1: "-", 0: "--" if captured else "-"}
-    for axis, mode in zip(drawn.subplots(1, len(modes), squeeze=False).flat, modes, strict=True):
-        measured = [row for row in rows if row.mode == mode]
-        for (provider, graph), line in grouped(measured, lambda row: (row.provider, row.graph)).items():
-            line.sort(key=lambda row: row.batch)
-            x, y = [row.batch for row in line], [row.median_us for row in line]
-            errors = [row.median_us - row.q20_us for row in line], [row.q80_us - row.median_us for row in line]
-            width, size, above = (2.4, 5, 4) if provider == "fused" else (1.2, 3, 3)
-            look = {"ls": styles[graph], "color": colours[provider], "lw": width, "elinewidth": 1, "zorder": above}
-            axis.errorbar(x, y, errors, marker="o", ms=size, label=provider, **look)
-        _plain_ticks(axis, sorted({row.batch for row in measured}))
-        axis.set_title(f"{mode}, D = {rows[0].dim}", fontsize=10)
-        axis.set_xlabel("batch size", fontsize=8)
-        axis.set_ylabel("us", fontsize=8)
-        axis.grid(alpha=0.3)
-    labels = [provider for provider in PROVIDERS if any(row.provider == provider for row in rows)]
-    handles = [Line2D([], [], color=colours[p], marker="o", ms=4, lw=2.4 if p == "fused" else 1.2) for p in labels]
-    if captured:
-        handles += [Line2D([], [], color="black", ls=styles[graph]) for graph in (0, 1)]
-        labels += ["eager", "CUDA graph"]
-    columns = min(len(labels), 5 if len(modes) > 1 else 3)
-    drawn.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
-    drawn.suptitle(f"{scheme}, {ids} ids, {rows[0].device}: median, 20% to 80%", fontsize=10)
-    return drawn
-
-
-def _plain_ticks(axis: Any, batches: Sequence[int]) -> None:
-    """Logarithmic axes with plain numbers: the batch sizes themselves, and 1, 3, 10, 30, ... microseconds."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
-
-    axis.set(xscale="log", yscale="log")
-    axis.set_xticks(batches, [str(batch) for batch in batches])
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:,.10g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.tick_params(labelsize=7)

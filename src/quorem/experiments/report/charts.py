@@ -21,8 +21,8 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocato
 from ...files.atomic import replacing
 from .. import words
 from ..conditions import all_conditions
-from ..figures import Axes, Figure, Result, grouped
-from .lines import Line, by_network, coinciding, end_of, line_of, panels, span
+from ..figures import Axes, Figure, Result
+from .lines import Line, coinciding, end_of, panels, span
 from .styles import Style, styles
 from .tradeoff import front
 
@@ -82,25 +82,13 @@ def drawing(figure: Figure) -> Canvas:
 
 
 def figure_svgs(figure: Figure, looks: Mapping[str, Style], *, whole: bool = False) -> dict[str, str]:
-    """An SVG for each network; ``whole`` shows all of a training instead of its end."""
+    """An SVG for each network; ``whole`` shows all of a training instead of its end.
+
+    The trade-off has no lines between its points, but a broad one through those that no other beats.
+    """
     lines_by_network = panels(figure)
     every = [line for lines in lines_by_network.values() for line in lines]
     return {name: _svg(figure.axes, lines, every, looks, whole=whole) for name, lines in lines_by_network.items()}
-
-
-def tradeoff_svgs(points: Sequence[Result], looks: Mapping[str, Style]) -> dict[str, str]:
-    """An SVG for each network: test loss against bytes, and a broad line through the points that no other beats."""
-    every = _clouds(points)
-    return {
-        name: _svg(TRADEOFF, _clouds(members), every, looks, best=front(members))
-        for name, members in by_network(points).items()
-    }
-
-
-def _clouds(points: Sequence[Result]) -> list[Line]:
-    """The points of each series, by the bytes of their tables."""
-    series = grouped(points, lambda point: point.series)
-    return [line_of(TRADEOFF, name, "points", members) for name, members in series.items()]
 
 
 def _canvas(num_panels: int) -> Canvas:
@@ -118,14 +106,13 @@ def _fill(
     looks: Mapping[str, Style],
     *,
     whole: bool = False,
-    joined: bool = True,
 ) -> dict[str, Any]:
     """Draw the lines of one panel, whose x axis spans ``every`` line; returns a handle for each series."""
     handles: dict[str, Any] = {}
     end = None if whole else end_of(lines)
     numbers = {name: number for number, name in enumerate(looks)}
     for line in lines:
-        handle = _draw(panel, line, looks[line.series], numbers[line.series], joined, end)
+        handle = _draw(panel, line, looks[line.series], numbers[line.series], axes is not TRADEOFF, end)
         handles.setdefault(line.series, handle)
     log = axes.x_log and axes.x != "step"
     marks = sorted({x for line in every if line.kind == "points" for x in line.x}) if axes.x == "x" else []
@@ -189,7 +176,7 @@ def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool 
     elif log and high > 8 * low:
         axis.set_major_locator(LogLocator(subs=(1, 3) if high < 3000 * low else (1,)))
     else:
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(4 if log else 6, steps=[1, 2, 2.5, 5, 10]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(EngFormatter(unit) if unit or high >= 1e4 else StrMethodFormatter("{x:,.6g}"))
 
@@ -201,13 +188,13 @@ def _svg(
     looks: Mapping[str, Style],
     *,
     whole: bool = False,
-    best: Sequence[Result] = (),
 ) -> str:
     """One panel as SVG: colours are variables, a group has its series, and a point the text that the page shows."""
     canvas, file = _canvas(1), io.StringIO()
     panel = canvas.subplots()
-    _fill(panel, axes, lines, every, looks, whole=whole, joined=not best)
-    if best:
+    _fill(panel, axes, lines, every, looks, whole=whole)
+    if axes is TRADEOFF:
+        best = front(point for line in lines for point in line.points)
         x = [*(point.embedding_bytes for point in best), panel.get_xlim()[1]]
         y = [words.or_nan(point.test_mean) for point in (*best, best[-1])]
         panel.step(x, y, where="post", lw=5, color=FRONT, alpha=0.35, zorder=1)

@@ -45,8 +45,8 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
         levels = [point for point in members if _is_level(axes, point)]
         along_x = [p for p in members if not _is_level(axes, p) and (_x(axes, p) > 0 or not axes.x_log)]
         if along_x:
-            lines.append(line_of(axes, series, "points", sorted(along_x, key=lambda p: _x(axes, p))))
-        lines += [line_of(axes, series, "level", [point]) for point in levels]
+            lines.append(_line(axes, series, "points", sorted(along_x, key=lambda p: _x(axes, p))))
+        lines += [_line(axes, series, "level", [point]) for point in levels]
     return lines
 
 
@@ -54,8 +54,7 @@ def _is_level(axes: Axes, point: Result) -> bool:
     return point.x is None and (axes.x == "x" or point.series == axes.baseline)
 
 
-def line_of(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
-    """The points of a series along the axes, or one point as a level across all x."""
+def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
     y, deviation = zip(*(_y(axes, point) for point in points), strict=True)
     x = [_x(axes, point) for point in points] if kind == "points" else []
     return Line(series=series, kind=kind, points=points, x=x, y=y, deviation=deviation)

@@ -11,7 +11,7 @@ from ...files.atomic import write
 from .. import words
 from ..conditions import all_conditions, conditions_of, split
 from ..figures import Figure, Made, Result, grouped
-from .charts import DARK, figure_svgs, tradeoff_svgs, variable
+from .charts import DARK, TRADEOFF, figure_svgs, variable
 from .lines import by_network, coinciding, end_of, panels
 from .styles import Style, styles
 from .tables import PointRow, all_points, copyable, hidden_layers, swatch, winners_table
@@ -147,15 +147,15 @@ def _is_compared(figures: Sequence[Figure]) -> bool:
 
 def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]) -> str:
     points = distinct(figures)
-    table = winners_table(points, looks)
+    drawn = figure_svgs(Figure(axes=TRADEOFF, made=figures[0].made, points=points), looks)
     return (
         f'<article class="card" id="d{number}t"><header><h3>What a byte buys</h3></header>'
         "<p>Every setting of every figure, by the bytes of its embedding tables. "
         "Along the broad line no other setting is both as small and better.</p>"
-        f"{_legend(points, looks)}{_panels(tradeoff_svgs(points, looks), 'Test log loss against bytes')}"
+        f"{_legend(points, looks)}{_panels(drawn, 'Test log loss against bytes')}"
         "<h4>Which method wins at which size</h4>"
         '<p class="quiet">Sizes are powers of two of the full tables; a point belongs to the nearest. A difference'
-        f" counts where it is more than both deviations together.</p>{table}</article>"
+        f" counts where it is more than both deviations together.</p>{winners_table(points, looks)}</article>"
     )
 
 

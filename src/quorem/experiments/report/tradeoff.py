@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..figures import Figure, Result, grouped
 from ..words import or_nan
@@ -11,17 +11,11 @@ from ..words import or_nan
 WITHOUT_EFFECT = ("seed", "validate_every")  # options that do not make a different setting
 
 
-@dataclass(frozen=True, kw_only=True)
-class Win:
-    """The best series among tables of about one size.
+class Win(NamedTuple):
+    """The best series among tables of about ``2 ** power`` times the bytes of the full ones, ``low`` to ``high`` bytes.
 
-    Args:
-        power: the tables have about ``2 ** power`` times the bytes of the full tables.
-        low: fewest bytes among them.
-        high: most bytes among them.
-        best: the point with the lowest test loss.
-        second: the best point of another series; None if there is no other.
-        clear: whether the two losses differ by more than the sum of both deviations; None if one is not known.
+    ``second`` is the best point of another series, and ``clear`` whether the two losses differ by more than the sum of
+    both deviations; each is None if there is no such.
     """
 
     power: int
@@ -83,8 +77,7 @@ def is_clear(one: Result, other: Result) -> bool | None:
 
 
 def _win(power: int, points: Sequence[Result]) -> Win:
-    ranked = sorted(points, key=lambda p: or_nan(p.test_mean))
-    best, second = ranked[0], next((p for p in ranked if p.series != ranked[0].series), None)
-    clear = None if second is None else is_clear(best, second)
+    best, *others = sorted(points, key=lambda p: or_nan(p.test_mean))
+    second = next((p for p in others if p.series != best.series), None)
     sizes = [point.embedding_bytes for point in points]
-    return Win(power=power, low=min(sizes), high=max(sizes), best=best, second=second, clear=clear)
+    return Win(power, min(sizes), max(sizes), best, second, None if second is None else is_clear(best, second))

@@ -15,12 +15,19 @@ from .rows import Ids, RowBatch, lengths_of
 
 
 class Unpooled(nn.Module):
-    """Composes the vector of each id from TorchRec's unpooled vectors."""
+    """Composes the vector of each id from TorchRec's unpooled vectors.
 
-    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList) -> None:
+    Args:
+        features: the features of the collection, in the order of its output.
+        paths: the networks of path-based tables.
+        projections: the matrix ``[d, D]`` of each table with narrow rows, in the order of the tables.
+    """
+
+    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, projections: nn.ParameterList) -> None:
         super().__init__()
         self.features = tuple(features)
-        self.paths = paths
+        self.paths, self.projections = paths, projections
+        self.narrow = tuple(dict.fromkeys(f.table for f in features if f.spec.is_narrow))
         self.member = {  # for each path-based feature, its group of networks and its position there
             features[f].name: (group, position)
             for group, networks in enumerate(cast(list[PathNetworks], list(paths)))
@@ -46,22 +53,36 @@ class Unpooled(nn.Module):
         out = torch.where(used[:, -1:], _combined(feature, parts[first:]), 0)
         return out + parts[0] if first else out
 
+    def projected(self, feature: Feature, composed: Tensor) -> Tensor:
+        """The vectors ``[N, width]`` of composed, perhaps pooled, rows: narrow ones times the matrix of their table."""
+        if not feature.spec.is_narrow:
+            return composed
+        matrix = self.matrix(feature.table).to(composed.dtype)
+        return (composed.reshape(-1, feature.spec.width) @ matrix).view(len(composed), feature.width)
+
+    def matrix(self, table: str) -> Tensor:
+        """The matrix of a table with narrow rows."""
+        return cast(Tensor, self.projections[self.narrow.index(table)])
+
     def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
         """Compose each feature's vectors."""
-        by_key = _by_key(vectors)
-        return {
-            f.name: JaggedTensor(self.composed(f, batch, rows.id_lists, by_key), lengths=batch.lengths)
-            for f, batch in zip(self.features, rows.features, strict=True)
-        }
+        by_key, out = _by_key(vectors), {}
+        for f, batch in zip(self.features, rows.features, strict=True):
+            composed = self.composed(f, batch, rows.id_lists, by_key)
+            out[f.name] = JaggedTensor(self.projected(f, composed), lengths=batch.lengths)
+        return out
 
 
 class Pooled(Unpooled):
     """Composes the pooled vector of each feature from TorchRec's pooled and unpooled vectors."""
 
-    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, mode: str) -> None:
-        super().__init__(features, paths)
+    def __init__(
+        self, features: Sequence[Feature], paths: nn.ModuleList, projections: nn.ParameterList, mode: str
+    ) -> None:
+        super().__init__(features, paths, projections)
         self.mode = mode
-        in_order = mode == "sum" and all(f.summed and (f.merged or not f.spec.num_own) for f in features)
+        in_order = not self.narrow and all(f.summed and (f.merged or not f.spec.num_own) for f in features)
+        in_order = in_order and mode == "sum"
         self.order = [key for f in features for key in f.keys] if in_order else []
 
     def forward(  # type: ignore[override]
@@ -82,7 +103,8 @@ class Pooled(Unpooled):
                 part = part + parts[0] if first else part
             else:
                 part = _pool(self.composed(f, batch, rows.id_lists, by_key), batch)
-            out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
+            part = part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None]
+            out.append(self.projected(f, part))
         return KeyedTensor(names, widths, torch.cat(out, 1))
 
 

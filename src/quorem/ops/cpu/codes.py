@@ -1,6 +1,6 @@
 """Rows as kernels read them: numbers, or codes of 8 or 4 bits that are dequantized on the way (see ``ops.codes``).
 
-Codes have kinds as numbers have (see ``vector``): uint8 for 8 bits, int8 for 4.
+Codes have kinds as numbers have (see ``vector``): uint8 for 8 bits, int8 for 4; in narrow rows uint32 and int32.
 """
 
 from typing import Any
@@ -9,20 +9,26 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from ..codes import FIRST_SCALE
 from .memory import pointer
 from .vector import load_numbers, splat_value
 
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_BITS = {types.uint8: 8, types.int8: 4}
-_ENDS = 4  # bytes of scale and zero point
+_BITS = {types.uint8: 8, types.int8: 4, types.uint32: 8, types.int32: 4}
+_NARROW = (types.uint32, types.int32)
+
+
+def _code_bytes(builder: Any, kind: Any, width: Any) -> Any:
+    unit = 1 if kind in _NARROW else 2  # bytes to a multiple of which codes are padded
+    numbers = 8 * unit // _BITS[kind]
+    units = builder.udiv(builder.add(width, _INT64(numbers - 1)), _INT64(numbers))
+    return builder.mul(units, _INT64(unit))
 
 
 def _row_bytes(builder: Any, kind: Any, width: Any) -> Any:
     if kind not in _BITS:
         return builder.mul(width, _INT64(kind.bitwidth // 8))
-    numbers = 16 // _BITS[kind]  # in two bytes
-    pairs = builder.udiv(builder.add(width, _INT64(numbers - 1)), _INT64(numbers))
-    return builder.add(builder.mul(pairs, _INT64(2)), _INT64(_ENDS))
+    return builder.add(_code_bytes(builder, kind, width), _INT64(1 if kind in _NARROW else 4))
 
 
 @intrinsic
@@ -45,11 +51,17 @@ def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: 
         start = builder.add(stored, builder.mul(row, _row_bytes(builder, kind, width)))
         if kind not in _BITS:
             return load_numbers(builder, kind, vector, shape, start, column)
-        ends = builder.add(start, builder.sub(_row_bytes(builder, kind, width), _INT64(_ENDS)))
+        ends = builder.add(start, _code_bytes(builder, kind, width))
         wide = ir.VectorType(_INT32, vector.lanes)
         numbers = _codes(builder, _BITS[kind], vector.lanes, start, column)
-        codes = builder.sub(numbers, _zero_points(builder, ends, wide))
-        return builder.fmul(builder.sitofp(codes, shape), _scales(builder, ends, shape))
+        if kind in _NARROW:
+            zeros, scales = (
+                ir.Constant(wide, [2 ** (_BITS[kind] - 1)] * wide.count),
+                _narrow_scales(builder, ends, shape),
+            )
+        else:
+            zeros, scales = _zero_points(builder, ends, wide), _scales(builder, ends, shape)
+        return builder.fmul(builder.sitofp(builder.sub(numbers, zeros), shape), scales)
 
     return vector(kind, vector, types.int64, types.int64, types.int64, types.int64), build
 
@@ -66,6 +78,13 @@ def _scales(builder: Any, ends: Any, shape: ir.Type) -> Any:
     both = builder.fpext(both, ir.VectorType(ir.FloatType(), 2))
     second = ir.Constant(ir.VectorType(_INT32, shape.count), [1] * shape.count)
     return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), second)
+
+
+def _narrow_scales(builder: Any, ends: Any, shape: ir.Type) -> Any:
+    """The scale of a narrow row in every lane: its byte is the upper part of a float32."""
+    byte = builder.load(pointer(builder, 8, ends, _INT64(0), _INT8), align=1)
+    bits = builder.add(builder.shl(builder.zext(byte, _INT32), _INT32(20)), _INT32(FIRST_SCALE))
+    return splat_value(builder, builder.bitcast(bits, ir.FloatType()), shape)
 
 
 def _zero_points(builder: Any, ends: Any, wide: ir.Type) -> Any:

@@ -8,7 +8,7 @@ import numba
 from numba.extending import register_jitable
 
 from ...paper import renumbering
-from .. import layout, rounding, state
+from .. import codes, layout, rounding, state
 from .notice import notice
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -36,6 +36,6 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def source_stamp() -> tuple[tuple[str, float, int], ...]:
     """Name, time of change and size of every file that a kernel is compiled from."""
-    others = [Path(str(module.__file__)) for module in (renumbering, layout, rounding, state)]
+    others = [Path(str(module.__file__)) for module in (renumbering, layout, codes, rounding, state)]
     files = [*sorted(Path(__file__).parent.glob("*.py")), *others]
     return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in files)

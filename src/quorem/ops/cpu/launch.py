@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..codes import code_bytes
+from ..codes import NARROW, row_bytes
 from ..layout import Layout, check_rows, num_rows_read
 from ..lookup import CodeOptions
 from ..per_tensor import PerTensor
@@ -23,7 +23,8 @@ KINDS = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
 }
-CODE_KINDS = {8: np.uint8(0), 4: np.int8(0)}  # of quantized rows, by their bits
+# Of quantized rows, by their bits and whether they are narrow.
+CODE_KINDS = {(8, False): np.uint8(0), (4, False): np.int8(0), (8, True): np.uint32(0), (4, True): np.int32(0)}
 MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 1 KB for each partition
 COPIED_BY_FEATURE = 1 << 20  # bytes of ids from which on they are copied by feature, as gradients are summed
 _NO_CODES = CodeOptions()
@@ -94,8 +95,9 @@ def _kind(
     """The kind of the rows; None if kernels cannot take the arguments."""
     kind: Any = KINDS.get(stored.dtype)
     if codes:
-        fits = stored.dtype == torch.uint8 and stored.shape[1] == code_bytes(codes["width"], codes["bits"]) + 4
-        kind = CODE_KINDS.get(codes["bits"]) if fits else None
+        width, bits = codes["width"], codes["bits"]
+        fits = stored.dtype == torch.uint8 and stored.shape[1] == row_bytes(width, bits)
+        kind = CODE_KINDS.get((bits, width <= NARROW)) if fits else None
     if ids.dtype not in (torch.int32, torch.int64):
         return None
     if grad is not None and (grad.dtype != stored.dtype or grad.shape != (size, len(layout.slots), stored.shape[1])):

@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..codes import BITS, code_bytes
+from ..codes import BITS, FIRST_SCALE, NARROW, row_bytes
 from .rows import TYPES
+
+NARROW_ROW, SCALE_BITS = tl.constexpr(NARROW), tl.constexpr(FIRST_SCALE)
 
 
 @triton.jit
@@ -17,30 +19,35 @@ def numbers_at(
 ):  # fmt: skip
     """Columns ``[C]``, from ``c`` on, of ``rows`` ``[T, 1]``; zeros where a row is -1.
 
-    If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where rows
-    are no multiple of four bytes.
+    If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where wide
+    rows are no multiple of four bytes.
     """
     read, row = rows >= 0, rows.to(tl.int64)
     mask = read & (columns < W)[None, :]
     if NBITS == 0:
         return tl.load(stored + row * W + columns[None, :], mask=mask, other=0).to(ACC)
     else:
-        CODES: tl.constexpr = (W * NBITS + 15) // 16 * 2
-        address = stored + row * (CODES + 4)
+        IS_NARROW: tl.constexpr = W <= NARROW_ROW
+        CODES: tl.constexpr = (W * NBITS + 7) // 8 if IS_NARROW else (W * NBITS + 15) // 16 * 2
+        address = stored + row * (CODES + (1 if IS_NARROW else 4))
         if NBITS == 8:
             codes = tl.load(address + columns[None, :], mask=mask, other=0)
         else:  # two columns are a byte
             byte = c // 2 + tl.arange(0, C // 2)
             pairs = tl.load(address + byte[None, :], mask=read & (byte < CODES)[None, :], other=0)
             codes = tl.interleave(pairs & 15, pairs >> 4)
+        # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
+        shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+        if IS_NARROW:
+            byte = tl.load(address + CODES, mask=read, other=0).to(tl.int32)
+            scale = tl.where(read, ((byte << 20) + SCALE_BITS).to(tl.float32, bitcast=True), 0.0)
+            return (shifted - (8388608.0 + (1 << (NBITS - 1)))) * scale
         if CODES % 4 == 0:
             end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
             scale, zero = end.to(tl.int16), end >> 16
         else:
             end = ends + row * (CODES // 2 + 2) + CODES // 2
             scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
-        # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
-        shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
         from_zero = shifted - (8388608.0 + zero.to(tl.float32))
         return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)
 
@@ -62,8 +69,9 @@ class StoredRows(NamedTuple):
 
 def coded_rows(stored: Tensor, width: int, bits: int, dtype: torch.dtype) -> StoredRows | None:
     """Quantized rows for the kernels; None if the kernels do not support their format or alignment."""
-    fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == code_bytes(width, bits) + 4
+    fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == row_bytes(width, bits)
     if not fits or not stored.is_contiguous() or stored.data_ptr() % 4:
         return None
-    ends = stored.view(torch.int32 if stored.shape[1] % 4 == 0 else torch.int16)
+    wide = torch.int32 if stored.shape[1] % 4 == 0 else torch.int16
+    ends = stored if width <= NARROW else stored.view(wide)
     return StoredRows(stored, ends, width, bits, dtype)

@@ -214,19 +214,6 @@ def advance(
     tl.store(step, t)
 
 
-@triton.jit
-def advance_kernel(
-    lr, step, lrs, moments, constants, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
-):  # fmt: skip
-    """One program: ``advance`` alone."""
-    advance(lr, step, lrs, moments, constants, H, WINDOW, AMSGRAD, CLOSED)
-
-
-def advance_(advanced: Advance) -> None:
-    """``ops.replay.advance_`` in one launch, for a step without gradients."""
-    launch(advance_kernel, (1,), *advanced.tensors, advanced.history, **advanced.flags)
-
-
 def catch_up_(
     batch: IdBatch,
     stored: Tensor,

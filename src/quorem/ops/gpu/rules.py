@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import replay as truth_replay
 from ..layout import Layout
 from ..rows import IdBatch
 from ..state import RULES, Constants, State, present
@@ -21,55 +22,6 @@ from .places import rounded_up
 from .rounding import as_stored, as_sum, load_sum, rounds, seed_bits
 from .row_sums import FIRST, PLACE_COLUMNS, UNIT, release_kernel, run_of, sum_by_row, sums_of, touched_rows
 from .rows import PITCH, TYPES, part_at
-
-
-@triton.jit
-def pace(lr, t, constants, RULE: tl.constexpr):
-    """What ``move`` needs of step ``t``, counted from 1: learning rate, and root of Adam's second correction."""
-    rate = tl.load(lr)
-    root = rate
-    if RULE == "adagrad":
-        rate = rate / (1 + (t - 1).to(tl.float64) * tl.load(constants + LR_DECAY))
-    elif RULE == "adam" or RULE == "amsgrad":
-        rate = rate / (1 - power(tl.load(constants + LOG_BETA1), t))
-        root = tl.sqrt(1 - power(tl.load(constants + LOG_BETA2), t))
-    return rate, root
-
-
-@triton.jit
-def move(
-    parameter, state0, state1, state2, elements, mask, g, rate, root, constants, RULE: tl.constexpr, ACC: tl.constexpr,
-    step=0, seed=0, ROUNDED: tl.constexpr = False,
-):  # fmt: skip
-    """A step of a rule on some elements of a parameter, whose gradients are ``g``; the last three arguments are those
-    of ``as_stored``.
-
-    Several threads may hold the same element: a barrier stands between the loads and the stores.
-    """
-    w = tl.load(parameter + elements, mask=mask, other=0).to(ACC)
-    if RULE == "sgd":
-        w -= rate.to(ACC) * g
-        tl.debug_barrier()
-    elif RULE == "adagrad":
-        h = load_sum(state0, elements, mask) + g * g
-        w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))
-        tl.debug_barrier()
-        tl.store(state0 + elements, as_sum(h, state0, elements, step, seed), mask=mask)
-    else:
-        beta1, beta2 = tl.load(constants + BETA1), tl.load(constants + BETA2)
-        m = tl.load(state0 + elements, mask=mask, other=0)
-        m += (g - m) * (1 - beta1).to(ACC)
-        v = tl.load(state1 + elements, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
-        highest = v
-        if RULE == "amsgrad":
-            highest = tl.maximum(tl.load(state2 + elements, mask=mask, other=0), v)
-        w -= rate.to(ACC) * m / (tl.sqrt(highest) / root.to(ACC) + tl.load(constants + EPS).to(ACC))
-        tl.debug_barrier()
-        tl.store(state0 + elements, m, mask=mask)
-        tl.store(state1 + elements, v, mask=mask)
-        if RULE == "amsgrad":
-            tl.store(state2 + elements, highest, mask=mask)
-    tl.store(parameter + elements, as_stored(w, parameter, elements, step, seed, ROUNDED), mask=mask)
 
 
 @triton.jit
@@ -117,7 +69,13 @@ def update_kernel(
     t = tl.full((), 1, tl.int64)
     if RULE != "sgd" or ROUNDED:
         t = tl.load(step)
-    rate, root = pace(lr, t, constants, "adagrad" if RULE == "rowwise_adagrad" else RULE)
+    rate = tl.load(lr)
+    root = rate  # of Adam's second correction
+    if RULE == "adagrad" or RULE == "rowwise_adagrad":
+        rate = rate / (1 + (t - 1).to(tl.float64) * tl.load(constants + LR_DECAY))
+    elif RULE != "sgd":
+        rate = rate / (1 - power(tl.load(constants + LOG_BETA1), t))
+        root = tl.sqrt(1 - power(tl.load(constants + LOG_BETA2), t))
     columns = tl.arange(0, C)
     for block in range(begin, end, by):
         n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
@@ -140,24 +98,36 @@ def update_kernel(
             active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)
             tl.store(last + row, t.to(tl.int32), mask=active)
         mask = active[:, None] & (columns < W)[None, :]
-        if RULE == "rowwise_adagrad":
-            w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
+        w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
+        # Several threads may hold the same element: a barrier stands between the loads and the stores.
+        if RULE == "sgd":
+            w -= rate.to(ACC) * g
+            tl.debug_barrier()
+        elif RULE == "adagrad":
+            h = load_sum(state0, elements, mask) + g * g
+            w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))
+            tl.debug_barrier()
+            tl.store(state0 + elements, as_sum(h, state0, elements, t - 1, seed), mask=mask)
+        elif RULE == "rowwise_adagrad":
             h = tl.load(state0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
-            tl.debug_barrier()  # several threads hold the same row
-            tl.store(state0 + row, h, mask=active)
             w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))[:, None]
-            tl.store(stored + elements, as_stored(w, stored, elements, t - 1, seed, ROUNDED), mask=mask)
+            tl.debug_barrier()
+            tl.store(state0 + row, h, mask=active)
         else:
-            move(
-                stored, state0, state1, state2, elements, mask, g, rate, root, constants, RULE, ACC, t - 1, seed,
-                ROUNDED,
-            )  # fmt: skip
-
-
-def averages_of(state: State) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The up to three sums or averages of a rule; None for those that it does not have."""
-    first = getattr(state, "sum", getattr(state, "exp_avg", None))
-    return first, getattr(state, "exp_avg_sq", None), getattr(state, "max_exp_avg_sq", None)
+            beta1, beta2 = tl.load(constants + BETA1), tl.load(constants + BETA2)
+            m = tl.load(state0 + elements, mask=mask, other=0)
+            m += (g - m) * (1 - beta1).to(ACC)
+            v = tl.load(state1 + elements, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
+            highest = v
+            if RULE == "amsgrad":
+                highest = tl.maximum(tl.load(state2 + elements, mask=mask, other=0), v)
+            w -= rate.to(ACC) * m / (tl.sqrt(highest) / root.to(ACC) + tl.load(constants + EPS).to(ACC))
+            tl.debug_barrier()
+            tl.store(state0 + elements, m, mask=mask)
+            tl.store(state1 + elements, v, mask=mask)
+            if RULE == "amsgrad":
+                tl.store(state2 + elements, highest, mask=mask)
+        tl.store(stored + elements, as_stored(w, stored, elements, t - 1, seed, ROUNDED), mask=mask)
 
 
 def update_(
@@ -181,14 +151,16 @@ def update_(
     lagging, step = RULES[rule].lags, state.step
     if not grad.numel() or not batch.ids.numel():
         if lagging:
-            replay.advance_(replay.advance_of(lr, state, constants))
+            truth_replay.advance_(lr, state, constants)
         else:
             step += 1
         return None
     grad, batch = grad.contiguous(), batch.contiguous()
+    averages: list[Tensor | None] = [getattr(state, name) for name in RULES[rule].averages]
+    averages += [None] * (3 - len(averages))
 
     def launches() -> None:
-        averages, last = averages_of(state), getattr(state, "last", None)
+        last = getattr(state, "last", None)
         check_state(stored, *averages, last=last)
         advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
         width = stored.shape[1]
@@ -220,8 +192,8 @@ def update_(
     fixed = (stored, lr, *present(state))
     if loss_scale is not None:
         fixed, types = (*fixed, loss_scale), (*types, loss_scale.dtype)
-    rows_of_state = averages_of(state)[0]  # its shape is in the key: ``check_state`` runs when a plan is made
-    about_state = None if rows_of_state is None else (rows_of_state.shape, rows_of_state.dtype)
+    # The shape of the state is in the key, since ``check_state`` runs only when a plan is made.
+    about_state = None if averages[0] is None else (averages[0].shape, averages[0].dtype)
     sizes = (grad.shape[0], reads, stored.shape, about_state, stored.dtype, grad.dtype)
     key = ("update", rule, *constants, rounding_seed, clip_value, mean, *sizes, *types)
     planned(host.plans, key, fixed, given, launches)

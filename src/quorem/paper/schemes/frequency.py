@@ -274,7 +274,7 @@ def cold_ids(nth: Tensor, spec: TableSpec, ranks: Ranks | None) -> Tensor:
     """The ``nth`` composed ids of a table, counted from 0: the inverse of ``places``, without the ids of all places.
 
     >>> from quorem import Full
-    >>> spec = HotCold(2, cold=Full()).spec(6, 4)
+    >>> spec = HotCold(2, cold=Full(), force=True).spec(6, 4)
     >>> cold_ids(torch.tensor([0, 3]), spec, None), cold_ids(torch.arange(4), spec, rank(torch.arange(6), spec))
     (tensor([2, 5]), tensor([0, 1, 2, 3]))
     """

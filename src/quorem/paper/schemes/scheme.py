@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import check_int
 from .. import partitions as P
-from ..hashing import expected_collisions
 from ..operations import Operation, widths
 from ..renumbering import Permutation
 
@@ -112,21 +111,6 @@ class TableSpec:
     def compression(self) -> float:
         """Parameters of the full table over stored parameters."""
         return self.num_embeddings * self.embedding_dim / self.num_parameters
-
-    def expected_collisions(self, num_ids: int) -> float:
-        """Expected number of pairs of raw ids that share an id, when ``num_ids`` raw ids are mixed into this table.
-
-        Args:
-            num_ids: number of distinct raw ids.
-
-        Raises:
-            ValueError: if ``num_ids`` is below 0.
-
-        >>> from quorem import ChineseRemainder
-        >>> round(ChineseRemainder(4).spec(2**40, 16).expected_collisions(10**8))
-        4547
-        """
-        return expected_collisions(num_ids, self.num_embeddings)
 
 
 @dataclass(frozen=True, repr=False)
