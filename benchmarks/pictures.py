@@ -26,7 +26,7 @@ LINES = {  # setting: label, colour, marker
     "hash": ("hashing", "#b4532a", "s"),
     "QR": ("quotient-remainder, QR(c)", "#6b7280", "D"),
     "plan": ("plan by counts, training", "#3b5bdb", "o"),
-    "plan, int4": ("plan by counts, served in 4 bits", "#1c7c54", "^"),
+    "plan, served": ("plan by counts, served in 4 bits", "#1c7c54", "^"),
 }
 
 

@@ -138,6 +138,20 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def kept_rows(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an earlier file for networks and settings that ``rows`` lacks, each with its device and commit.
+
+    Their percentages are over the full tables of the same file.
+    """
+    earlier, found = json.loads(path.read_text()), {(row["network"], row["setting"]) for row in rows}
+    about = {name: earlier[name] for name in ("device", "commit")}
+    return [
+        {**about, **row}
+        for row in earlier["rows"]
+        if row["setting"] in SETTINGS and (row["network"], row["setting"]) not in found
+    ]
+
+
 def standard_error(losses: list[float]) -> float:
     """Of the mean; 0 for a single loss."""
     return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
@@ -186,6 +200,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["dlrm", "dcn"])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--keep", type=Path, help="an earlier file of results: rows of settings that OUT.jsonl lacks")
     arguments = parser.parse_args()
     data = Prepared(arguments.data)
     todo = settings(data, arguments.sizes, arguments.settings)
@@ -199,6 +214,7 @@ def main() -> None:
     for row in rows:
         place = f"{row['network']:5} {row['times']:>5} {row['setting']:14} {row['bytes']:>10,}"
         print(f"{place} {row['test']:.5f} {row['percent']:+.2f} ± {row['percent_error']:.2f} %")
+    rows += kept_rows(arguments.keep, rows) if arguments.keep else []
     head = {"rows_trained": len(data.split("train")), "ids": sum(data.cardinalities), "seeds": arguments.seeds}
     head |= {"device": arguments.device, "versions": versions(), "commit": arguments.commit}
     head["config"] = {"embedding_dim": D, "batch_size": 128, "epochs": 1, "optimizer": "adagrad", "lr": 0.01}

@@ -66,7 +66,7 @@ def test_a_budget_trains_the_plan_that_plan_would_make(log: Path, tmp_path: Path
     code, output = invoke(*train, "--plan", file)
     assert code == 1 and "--budget makes a plan: leave out --plan" in output
     code, output = invoke(*train, "--collisions", 8)
-    assert code == 1 and "a plan says how tables are stored: leave out --scheme, --collisions" in output
+    assert code == 1 and "says how tables are stored: leave out --scheme, --collisions" in output
 
 
 def test_a_plan_says_what_it_costs_on_many_gpus(log: Path) -> None:
@@ -135,9 +135,9 @@ def test_row_dtypes_that_have_no_meaning_are_refused(log: Path, tmp_path: Path) 
 
 
 def test_a_search_trains_a_few_plans(log: Path) -> None:
-    code, output = invoke("plan", log, "--budget", "20kB", "--dim", 4, "--search")
-    losses = [float(line.split()[-1]) for line in output.splitlines() if "validation log loss" in line]
-    assert code == 0 and len(losses) >= 3 and "(pool)" in output
+    code, output = invoke("plan", log, "--budget", "20kB", "--dim", 8, "--search")
+    tried = [line.split() for line in output.splitlines() if "validation log loss" in line]
+    assert code == 0 and len(tried) >= 3 and {line[2] for line in tried} >= {"8", "2"}  # rows of so many numbers
     code, output = invoke("plan", log, "--budget", "1MB", "--dim", 4, "--search")
     assert code == 0 and "there is nothing to search" in output
 
@@ -206,7 +206,7 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
     assert code == 1 and "must be what quorem plan wrote, or JSON of names and schemes" in output
     del names["other"]
     code, output = invoke(*train, "--plan", json.dumps(names), "--scheme", "hash")
-    assert code == 1 and "a plan says how tables are stored: leave out --scheme" in output
+    assert code == 1 and "says how tables are stored: leave out --scheme" in output
     file = tmp_path / "plan.json"
     assert invoke("plan", log, "--budget", "1MB", "--out", file)[0] == 0
     code, output = invoke(*train, "--plan", file, "--dim", 8)

@@ -23,6 +23,14 @@ from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollec
 CASES = {name: scheme for name, scheme in oracles.CASES.items() if "dims" not in name}
 CASES["qr-dims"] = quorem.QR(4, operation="concat", dims=(8, 40))
 PERMUTED = quorem.QR(4, operation="add", permute=3)
+NARROW = {
+    "narrow-full": quorem.Full(width=12),
+    "narrow-add": quorem.QR(4, operation="add", width=12),
+    "narrow-mult": quorem.QR(4, width=12),
+    "narrow-concat": quorem.QR(4, operation="concat", width=24),
+    "narrow-path": quorem.Path(4, (5,), width=12, force=True),
+    "narrow-pool-ranked": quorem.HotCold(10, cold=quorem.Pool(40), num_rest=5, width=12),
+}
 
 
 POOL = quorem.Pool(40, num_partitions=2)
@@ -42,7 +50,7 @@ HOT = {
 
 def all_tables(pad: bool = True) -> list[quorem.Table]:
     """Every scheme and operation; every third table has a padding id, the last ones are read by two features."""
-    schemes = {**CASES, "permuted": PERMUTED, **HOT}
+    schemes = {**CASES, "permuted": PERMUTED, **HOT, **NARROW}
     tables = [
         quorem.Table(
             name,
@@ -59,6 +67,7 @@ def all_tables(pad: bool = True) -> list[quorem.Table]:
         "mult": quorem.QR(4),
         "path": CASES["path-mlp"],
         "pool": HOT["hot-pool"],
+        "narrow": NARROW["narrow-add"],
     }.items():
         tables.append(quorem.Table(f"two-{name}", N, D, scheme, features=(f"{name}-x", f"{name}-y")))
     return tables
@@ -73,9 +82,8 @@ def gradients(module: EmbeddingBagCollection | EmbeddingCollection) -> dict[str,
 
 
 def expected_gradients(collection: quorem.EmbeddingCollection) -> dict[str, Tensor]:
-    stored = next(p for name, p in collection.named_parameters() if not name.startswith("paths."))
-    networks = {name: p.grad for name, p in collection.named_parameters() if name.startswith("paths.")}
-    return dict(collection.named_tables(stored.grad)) | networks
+    others = {name: p.grad for name, p in collection.named_parameters() if name != "stored"}
+    return dict(collection.named_tables(collection.stored.grad)) | others
 
 
 def assert_same(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -173,15 +181,14 @@ def test_a_plan_becomes_tables_in_one_call() -> None:
     draw = torch.Generator().manual_seed(0)
     counts = {n: (1e4 / (1 + torch.arange(n))).long()[torch.randperm(n, generator=draw)] for n in (900, 500, 9)}
     tables = [quorem.Table(f"t{n}", n, 8, frequencies=count) for n, count in counts.items()]
-    plan = quorem.plan(tables, "26kB", optimizer="adagrad")
+    plan = quorem.plan(tables, "18kB", optimizer="adagrad", row_multiple=4)
     assert any(isinstance(getattr(scheme, "cold", None), quorem.Pool) for scheme in plan.values()), plan
     module = EmbeddingBagCollection(plan.applied_to(tables))
     collection = integration.to_collection(module)
-    rows = collection.row_numbers(torch.stack([torch.arange(9)] * 3, 1))
-    for f, table in enumerate(tables):
-        part = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
-        stored = torch.cat([collection.stored, torch.zeros(1, 8)])  # number -1 is no row
-        torch.testing.assert_close(module(part)[table.name], stored[rows[:, f]].sum(1), rtol=1e-5, atol=1e-6)
+    features = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
+    torch.testing.assert_close(module(features).values(), expected(collection, features), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"width \(2\) of table .* for a plan, give row_multiple=4"):
+        EmbeddingBagCollection([quorem.Table("user", 100, 8, quorem.Full(width=2))])
 
 
 @SHARDS

@@ -25,17 +25,17 @@ from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection
 from quorem.integrations.torchrec.state import state_of
 
-TESTS = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 LIMIT = 300  # seconds; a minute is usual
 
 
 def run_two_ranks(folder: Path, *cases: str) -> None:
     """Run the cases on two ranks; fail with the first error of either."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *sys.path])
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(TESTS / "torchrec_cases.py"), str(folder), *cases],
+            [sys.executable, str(HERE / "torchrec_cases.py"), str(folder), *cases],
             env=environment | {"RANK": str(rank)},
             cwd=folder,
         )

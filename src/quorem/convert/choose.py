@@ -90,7 +90,9 @@ def _planned(
     counts = {group.name: group.counts for group in replaceable if group.counts is not None}
     collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
     modules = [held_by(modules_of({g.name: g.first})[0], len(g.members)) for g in replaceable]
-    modules = joined_modules([replace(module, lags=lags) for module in modules], collections)
+    if not lags:  # SparseAdam, which does not train matrices
+        modules = [replace(module, lags=False, row_multiple=module.tables[0].embedding_dim) for module in modules]
+    modules = joined_modules(modules, collections)
     planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
     return {table.name: ChosenScheme(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 

@@ -1,11 +1,14 @@
 """Fill the rows of a collection that replaces trained tables: fit them, or draw them with the same deviation."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..fit import fit_
+from ..fit.narrow import fit_matrix_
+from ..fit.target import weights_of
 from ..modules.collection import EmbeddingCollection
 from ..ops.layout import pool_key
 from ..paper import init
@@ -22,9 +25,14 @@ def fill_(single: EmbeddingCollection, groups: Mapping[str, WeightGroup], fit: b
         groups: the trained tables, by name; those without a choice are copied, all others are composed.
         fit: whether composed tables are fitted; otherwise they are drawn with the deviation of the trained table.
     """
+    targets: dict[int, Tensor] = {}  # what the rows of each table are to be composed to
     for t, (name, spec) in enumerate(zip(single.names, single.specs, strict=True)):
         group, stored = groups[name], single.tables(t)
-        trained = group.first.weight.detach()
+        targets[t] = trained = group.first.weight.detach()
+        if fit and (matrix := single.projection(t)) is not None:
+            with torch.no_grad():
+                targets[t] = trained = fit_matrix_(matrix, trained, weights_of(group.counts, trained.device), None)
+            spec = replace(spec, embedding_dim=spec.width)
         if group.choice is None:
             with torch.no_grad():
                 stored[0].copy_(trained)
@@ -34,13 +42,17 @@ def fill_(single: EmbeddingCollection, groups: Mapping[str, WeightGroup], fit: b
         else:
             init.init_(stored, spec, std=init.deviation(trained))
     for key in single.pools:
-        _fill_pool_(single, {t: groups[single.names[t]] for t in single.pool_members(key)}, fit)
+        members = single.pool_members(key)
+        counts = {t: groups[single.names[t]].counts for t in members}
+        _fill_pool_(single, {t: targets[t] for t in members}, counts, fit)
 
 
-def _fill_pool_(single: EmbeddingCollection, groups: Mapping[int, WeightGroup], fit: bool) -> None:
+def _fill_pool_(
+    single: EmbeddingCollection, trained: Mapping[int, Tensor], counts: Mapping[int, Tensor | None], fit: bool
+) -> None:
     """Fill the rows of a pool for the cold ids of all its tables, by position."""
-    members = list(groups)
-    stored, trained = _pool_tables(single, members[0]), {t: groups[t].first.weight.detach() for t in members}
+    members = list(trained)
+    stored = _pool_tables(single, members[0])
     if not fit:
         deviations = [std for weight in trained.values() if (std := init.deviation(weight)) is not None]
         std = sum(deviations) / len(deviations) if deviations else None
@@ -48,8 +60,8 @@ def _fill_pool_(single: EmbeddingCollection, groups: Mapping[int, WeightGroup], 
         return
     cold = {t: _cold_ids(single, t) for t in members}
     vectors = torch.cat([trained[t][ids] for t, ids in cold.items()])
-    counts = [group.counts[cold[t].cpu()] for t, group in groups.items() if group.counts is not None]
-    frequencies = torch.cat(counts) if len(counts) == len(groups) else None
+    of_cold = [count[cold[t].cpu()] for t, count in counts.items() if count is not None]
+    frequencies = torch.cat(of_cold) if len(of_cold) == len(members) else None
     pool = single.specs[members[0]].pool
     assert pool is not None
     spec = HotCold(0, cold=pool, force=True).spec(len(vectors), vectors.shape[1])

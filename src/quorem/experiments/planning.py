@@ -71,21 +71,18 @@ def search(
 
     Where the data have a single feature, it is DCN: DLRM needs two vectors. ``say`` is called with lines of progress.
     """
-    plans: dict[Rule, Plan] = {}
-    for rule in PLAN_RULES:
+    options: dict[str, Any] = {"optimizer": optimizer, "dtypes": dtypes, "state_dtype": state_dtype}
+    plans = {PLAN_RULES[0]: plan(prepared, budget, embedding_dim, **options)}
+    if plans[PLAN_RULES[0]].cost == 0 and {scheme.width for scheme in plans[PLAN_RULES[0]].values()} == {None}:
+        say("Every id has a row of its own: there is nothing to search.")
+        return plans[PLAN_RULES[0]]
+    for rule in PLAN_RULES[1:]:
         try:
-            planned = plan(
-                prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, state_dtype=state_dtype, rule=rule
-            )
-        except ValueError:  # the first rule gives a plan wherever there is one
-            if not plans:
-                raise
+            planned = plan(prepared, budget, embedding_dim, **options, rule=rule)
+        except ValueError:  # the budget is too small for rows of this width
             continue
         if planned not in plans.values():
             plans[rule] = planned
-    if len(plans) == 1:
-        say("Every rule leads to this plan: there is nothing to search.")
-        return plans[PLAN_RULES[0]]
     rows = min(SEARCH_ROWS, max(1, len(prepared.split("train", check=False)) // 2))
     data = data_identity(prepared)
     network = "dlrm" if len(prepared.names) > 1 or prepared.dense_names else "dcn"

@@ -109,6 +109,11 @@ class Feature:
         return self.spec.embedding_dim * self.spec.num_vectors
 
     @property
+    def row_width(self) -> int:
+        """Width of what the feature's rows are composed to: less than ``width`` if rows are narrow."""
+        return self.spec.width * self.spec.num_vectors
+
+    @property
     def first_partition(self) -> int:
         """Position of the first part that is a partition: 1 if part 0 has the rows of hot ids and of the rest."""
         return 1 if self.spec.num_own else 0
@@ -145,23 +150,6 @@ class Feature:
         row, numbers, composed = self._places(ids, id_lists, search)
         used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         return PartReads([row, *self._buckets(numbers)], used)
-
-    def row_numbers(self, ids: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor]:
-        """The row numbers of ``ids`` ``[N]``, one after another, and how many each id has ``[N]``.
-
-        Only for merged features whose table has rows outside the partitions.
-        """
-        row, numbers, composed = self._places(self._narrow(ids), id_lists, search)
-        extra_rows = len(self.partitions) - 1  # of a composed id, beside its first
-        counts = composed.int().mul_(extra_rows).add_(1)
-        first = counts.cumsum(0).sub_(counts)
-        (cold,) = composed.nonzero(as_tuple=True)
-        values = row.new_empty(len(ids) + extra_rows * len(cold))
-        values[first] = row + self.bases[0]
-        positions = first[cold]
-        for j, bucket in enumerate(self._buckets(numbers[cold])):
-            values[positions + j] = bucket + self.bases[1 + j]
-        return values, counts
 
     def _narrow(self, ids: Tensor) -> Tensor:
         """``ids`` in 32 bits if all numbers fit: division is faster, and half as many bytes are sent."""
@@ -200,16 +188,7 @@ def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: in
 
 
 def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
-    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated.
-
-    Raises:
-        ValueError: if a table has narrow rows.
-    """
-    if collection.narrow:
-        name, spec = collection.names[collection.narrow[0]], collection.specs[collection.narrow[0]]
-        raise ValueError(
-            f"scheme ({spec.scheme}) of table {name!r} must have width=None: TorchRec has no product after its lookup"
-        )
+    """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
     policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)
@@ -227,7 +206,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
             partitions = tuple(Partition(1, part.num_rows) for part in shared)
             parts += shared
         elif spec.operation == "add" or len(partitions) <= 1:
-            stored = (StoredTable(table, spec.embedding_dim, tuple(parts)),)
+            stored = (StoredTable(table, spec.width, tuple(parts)),)
         else:
             widths = [width for _, width in spec.shapes]
             stored = tuple(StoredTable(f"{table}:{j}", widths[j], (part,)) for j, part in enumerate(parts))
@@ -273,6 +252,6 @@ def _pools(collection: EmbeddingCollection) -> dict[str, StoredTable]:
         outside = [part for t in members for part in _parts(collection, t)]
         bound = init.pool_bound(len(extents), [collection.specs[t] for t in members], collection.start_std(members))
         rows = [Part(f"pools.{key}.{j}", extent.rows, -bound, bound) for j, extent in enumerate(extents)]
-        width = collection.specs[members[0]].embedding_dim
+        width = collection.specs[members[0]].width
         tables[key] = StoredTable(key.replace(".", ":"), width, tuple(outside + rows))
     return tables

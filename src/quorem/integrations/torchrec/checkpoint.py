@@ -108,8 +108,11 @@ def _meanings(model: nn.Module) -> NamedTensors:
         prefix: list(cast(Any, collection.compose).paths) for prefix, collection in collections(model)
     }
     networks |= {prefix: list(tables.networks()) for prefix, tables in plain_tables(model)}
-    # A layer holds the networks of several tables, in their order.
+    # A layer holds the networks of several tables, and matrices are numbered, in the order of the tables.
     facts |= {f"{prefix}paths": str([list(group.tables) for group in g]) for prefix, g in networks.items() if g}
+    narrow = {prefix: cast(Any, collection.compose).narrow for prefix, collection in collections(model)}
+    narrow |= {prefix: tuple(tables.names[t] for t in tables.narrow) for prefix, tables in plain_tables(model)}
+    facts |= {f"{prefix}projections": str(names) for prefix, names in narrow.items() if names}
     return {f"{MEANING}{name}": torch.tensor(zlib.crc32(fact.encode())) for name, fact in facts.items()}
 
 

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from ...checks import InvalidIdMode, Pooling
 from ...modules import collection as single
 from ...modules.path_networks import PathNetworks
+from ...paper import init
 from ..features import Feature, StoredTable, features_of
 from ..shards import Shards, balanced_shards
 from .compose import Pooled, Unpooled
@@ -68,21 +69,21 @@ class EmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
-        features, id_lists, paths = _checked(tables, mode, on_invalid_id, dtype, device)
+        features, id_lists, paths, projections = _checked(tables, mode, on_invalid_id, dtype, device)
         self.tables, self.mode = tuple(tables), mode
         self.embedding_dims = tuple(f.spec.embedding_dim for f in features for _ in range(f.spec.num_vectors))
         if num_shards is not None:
             shards = balanced_shards(features, id_lists, tables, num_shards)
             self.bags, self.vectors = None, _shard_collections(shards, dtype, device)
             self.rows: RowNumbers = UniqueRows(features, id_lists, shards, is_weighted, on_invalid_id)
-            self.compose: Unpooled = GatheredBags(features, paths, shards, mode)
+            self.compose: Unpooled = GatheredBags(features, paths, projections, shards, mode)
             return
         configs = _configs([f for f in features if f.summed], dtype)
         self.vectors = _collections([f for f in features if not f.summed], dtype, device)
         self.bags = _bags(configs, device, is_weighted) if configs else None
         bag_keys = [key for config in configs for key in config["feature_names"]]
         self.rows = RowNumbers(features, id_lists, bag_keys, _keys(self.vectors), is_weighted, on_invalid_id)
-        self.compose = Pooled(features, paths, mode)
+        self.compose = Pooled(features, paths, projections, mode)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Composed, then pooled vectors: a KeyedTensor ``[B, sum D]``, keys in the order of the tables.
@@ -145,17 +146,17 @@ class EmbeddingCollection(nn.Module):
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
-        features, id_lists, paths = _checked(tables, "sum", on_invalid_id, dtype, device)
+        features, id_lists, paths, projections = _checked(tables, "sum", on_invalid_id, dtype, device)
         self.tables = tuple(tables)
         if num_shards is not None:
             shards = balanced_shards(features, id_lists, tables, num_shards)
             self.vectors = _shard_collections(shards, dtype, device)
             self.rows: RowNumbers = UniqueRows(features, id_lists, shards, False, on_invalid_id)
-            self.compose: Unpooled = Gathered(features, paths, shards)
+            self.compose: Unpooled = Gathered(features, paths, projections, shards)
             return
         self.vectors = _collections(features, dtype, device)
         self.rows = RowNumbers(features, id_lists, [], _keys(self.vectors), False, on_invalid_id)
-        self.compose = Unpooled(features, paths)
+        self.compose = Unpooled(features, paths, projections)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Composed vectors: a JaggedTensor ``[N, D]`` for each feature, in the order of the tables.
@@ -199,11 +200,12 @@ def _checked(
     on_invalid_id: InvalidIdMode,
     dtype: torch.dtype | None,
     device: torch.device,
-) -> tuple[list[Feature], Tensor, nn.ModuleList]:
+) -> tuple[list[Feature], Tensor, nn.ModuleList, nn.ParameterList]:
     """Check the arguments.
 
     Returns:
-        The features, the lists of hot and cold ids, and the networks of path-based tables, which are never on meta.
+        The features, the lists of hot and cold ids, the networks of path-based tables, and the matrices of narrow rows.
+        Networks and matrices are never on meta.
     """
     if dtype not in (None, *DATA_TYPES):
         raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
@@ -215,15 +217,22 @@ def _checked(
             if "." in table.name:
                 raise ValueError(f"name ({f.table!r}) must not contain '.': TorchRec's tables are modules of that name")
             if table.width % 4:
-                raise ValueError(f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM")
+                raise ValueError(
+                    f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM: for a plan,"
+                    " give row_multiple=4"
+                )
             if table != stored[table.name]:
                 raise ValueError(f"table name {table.name!r} must not be that of a pool or of another table's part")
     paths = nn.ModuleList(cast(list[PathNetworks], list(template.paths)))
+    home = torch.device("cpu") if device.type == "meta" else device
     for networks in cast(list[PathNetworks], list(paths)):
-        networks.to_empty(device="cpu" if device.type == "meta" else device)
-        networks.register_integers(networks.weights[0].device)
+        networks.to_empty(device=home)
+        networks.register_integers(home)
         networks.reset_parameters()
-    return features, id_lists, paths
+    projections = nn.ParameterList(torch.empty_like(matrix, device=home) for matrix in template.projections)
+    for matrix in projections:
+        init.projection_(matrix)
+    return features, id_lists, paths, projections
 
 
 def _config(table: StoredTable, keys: Sequence[str], dtype: torch.dtype | None) -> dict[str, Any]:

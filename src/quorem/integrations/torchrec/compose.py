@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from math import gcd
 from typing import Any, cast
 
 import torch
@@ -15,12 +14,19 @@ from .rows import Ids, RowBatch, lengths_of
 
 
 class Unpooled(nn.Module):
-    """Composes the vector of each id from TorchRec's unpooled vectors."""
+    """Composes the vector of each id from TorchRec's unpooled vectors.
 
-    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList) -> None:
+    Args:
+        features: the features of the collection, in the order of its output.
+        paths: the networks of path-based tables.
+        projections: the matrix ``[d, D]`` of each table with narrow rows, in the order of the tables.
+    """
+
+    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, projections: nn.ParameterList) -> None:
         super().__init__()
         self.features = tuple(features)
-        self.paths = paths
+        self.paths, self.projections = paths, projections
+        self.narrow = tuple(dict.fromkeys(f.table for f in features if f.spec.is_narrow))
         self.member = {  # for each path-based feature, its group of networks and its position there
             features[f].name: (group, position)
             for group, networks in enumerate(cast(list[PathNetworks], list(paths)))
@@ -46,22 +52,36 @@ class Unpooled(nn.Module):
         out = torch.where(used[:, -1:], _combined(feature, parts[first:]), 0)
         return out + parts[0] if first else out
 
+    def projected(self, feature: Feature, composed: Tensor) -> Tensor:
+        """The vectors ``[N, width]`` of composed, perhaps pooled, rows: narrow ones times the matrix of their table."""
+        if not feature.spec.is_narrow:
+            return composed
+        matrix = self.matrix(feature.table).to(composed.dtype)
+        return (composed.reshape(-1, feature.spec.width) @ matrix).view(len(composed), feature.width)
+
+    def matrix(self, table: str) -> Tensor:
+        """The matrix of a table with narrow rows."""
+        return cast(Tensor, self.projections[self.narrow.index(table)])
+
     def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
         """Compose each feature's vectors."""
-        by_key = _by_key(vectors)
-        return {
-            f.name: JaggedTensor(self.composed(f, batch, rows.id_lists, by_key), lengths=batch.lengths)
-            for f, batch in zip(self.features, rows.features, strict=True)
-        }
+        by_key, out = _by_key(vectors), {}
+        for f, batch in zip(self.features, rows.features, strict=True):
+            composed = self.composed(f, batch, rows.id_lists, by_key)
+            out[f.name] = JaggedTensor(self.projected(f, composed), lengths=batch.lengths)
+        return out
 
 
 class Pooled(Unpooled):
     """Composes the pooled vector of each feature from TorchRec's pooled and unpooled vectors."""
 
-    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, mode: str) -> None:
-        super().__init__(features, paths)
+    def __init__(
+        self, features: Sequence[Feature], paths: nn.ModuleList, projections: nn.ParameterList, mode: str
+    ) -> None:
+        super().__init__(features, paths, projections)
         self.mode = mode
-        in_order = mode == "sum" and all(f.summed and (f.merged or not f.spec.num_own) for f in features)
+        in_order = not self.narrow and all(f.summed and (f.merged or not f.spec.num_own) for f in features)
+        in_order = in_order and mode == "sum"
         self.order = [key for f in features for key in f.keys] if in_order else []
 
     def forward(  # type: ignore[override]
@@ -70,8 +90,8 @@ class Pooled(Unpooled):
         """Compose and pool the vectors that TorchRec did not pool, and put the features in order."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
         num_samples = len(rows.features[0].lengths)  # for an empty batch, TorchRec got one sample
-        if pooled is not None and self.order:
-            return KeyedTensor(names, widths, _first(in_order(pooled, self.order), num_samples))
+        if pooled is not None and pooled.keys() == self.order:  # TorchRec's own order follows the plan
+            return KeyedTensor(names, widths, _first(pooled.values(), num_samples))
         columns = {} if pooled is None else {key: _first(part, num_samples) for key, part in pooled.to_dict().items()}
         by_key = _by_key(vectors)
         out = []
@@ -82,43 +102,14 @@ class Pooled(Unpooled):
                 part = part + parts[0] if first else part
             else:
                 part = _pool(self.composed(f, batch, rows.id_lists, by_key), batch)
-            out.append(part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None])
+            part = part if self.mode == "sum" else part / _num_ids(batch).clamp(min=1)[:, None]
+            out.append(self.projected(f, part))
         return KeyedTensor(names, widths, torch.cat(out, 1))
 
 
 def _first(vectors: Tensor, count: int) -> Tensor:
     """The first ``count`` vectors; if these are all, without a slice, whose gradient would be a copy."""
     return vectors if len(vectors) == count else vectors[:count]
-
-
-def in_order(pooled: KeyedTensor, order: list[str]) -> Tensor:
-    """The columns of a KeyedTensor in the given order of keys; TorchRec's own order follows the plan."""
-    keys, values = pooled.keys(), pooled.values()
-    if keys == order:
-        return values
-    widths, offsets = dict(zip(keys, pooled.length_per_key(), strict=True)), pooled.offset_per_key()
-    unit = gcd(*widths.values())
-    first = {key: offset // unit for key, offset in zip(keys, offsets, strict=False)}
-    blocks = [block for key in order for block in range(first[key], first[key] + widths[key] // unit)]
-    return Reordered.apply(values, torch.tensor(blocks, device=values.device), unit)
-
-
-class Reordered(torch.autograd.Function):
-    """``values`` ``[B, C * unit]`` with its blocks of ``unit`` columns in another order: one copy each way."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, blocks: Tensor, unit: int) -> Tensor:
-        """Block j of the result is block ``blocks[j]``."""
-        ctx.save_for_backward(blocks)
-        ctx.unit = unit
-        return values.unflatten(1, (-1, unit)).index_select(1, blocks).flatten(1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Move each block of the gradient back to its place."""
-        (blocks,) = ctx.saved_tensors
-        inverse = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
-        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, inverse).flatten(1), None, None
 
 
 def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:

@@ -60,8 +60,10 @@ class Joined(torch.autograd.Function):
 class Gathered(Unpooled):
     """Composes the vector of each id from distinct rows."""
 
-    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, shards: Shards) -> None:
-        super().__init__(features, paths)
+    def __init__(
+        self, features: Sequence[Feature], paths: nn.ModuleList, projections: nn.ParameterList, shards: Shards
+    ) -> None:
+        super().__init__(features, paths, projections)
         self.shards = shards
 
     def forward(  # type: ignore[override]
@@ -75,7 +77,7 @@ class Gathered(Unpooled):
             values = gather(vectors.matrix, vectors.rows[ids])
             if vectors.read is not None:
                 values = torch.where(vectors.read[ids][:, None], values, 0)
-            out[f.name] = JaggedTensor(values, lengths=rows.lengths[i])
+            out[f.name] = JaggedTensor(self.projected(f, values), lengths=rows.lengths[i])
         return out
 
     def vectors(self, rows: UniqueBatch, fetched: list[KeyedTensor]) -> list[Vectors]:
@@ -112,15 +114,22 @@ class Gathered(Unpooled):
 class GatheredBags(Gathered):
     """Composes the pooled vector of each feature from distinct rows."""
 
-    def __init__(self, features: Sequence[Feature], paths: nn.ModuleList, shards: Shards, mode: str) -> None:
-        super().__init__(features, paths, shards)
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        paths: nn.ModuleList,
+        projections: nn.ParameterList,
+        shards: Shards,
+        mode: str,
+    ) -> None:
+        super().__init__(features, paths, projections, shards)
         self.mode = mode
 
     def forward(  # type: ignore[override]
         self, rows: UniqueBatch, pooled: None, fetched: list[KeyedTensor]
     ) -> KeyedTensor:
         """Compose the vectors of distinct ids, then pool the vectors of each bag."""
-        names, widths = [f.name for f in self.features], [f.width for f in self.features]
+        names, widths = [f.name for f in self.features], [f.row_width for f in self.features]
         by_feature = self.vectors(rows, fetched)
         matrices = {id(vectors.matrix): vectors.matrix for vectors in by_feature}
         firsts: dict[int, int] = {}  # first row of each matrix in the concatenation of those of its width
@@ -138,7 +147,10 @@ class GatheredBags(Gathered):
         if self.mode == "mean":
             counts = bags.lengths.clamp(min=1).T.repeat_interleave(torch.tensor(widths, device=out.device), 1)
             out = out / counts
-        return KeyedTensor(names, widths, out)
+        if self.narrow:
+            pairs = zip(self.features, out.split(widths, 1), strict=True)
+            out = torch.cat([self.projected(f, part) for f, part in pairs], 1)
+        return KeyedTensor(names, [f.width for f in self.features], out)
 
 
 def _by_id(lookup: Lookup, indices: list[Tensor]) -> Tensor:

@@ -40,7 +40,7 @@ def numbers_at(
         shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
         if IS_NARROW:
             byte = tl.load(address + CODES, mask=read, other=0).to(tl.int32)
-            scale = ((byte << 20) + SCALE_BITS).to(tl.float32, bitcast=True)
+            scale = tl.where(read, ((byte << 20) + SCALE_BITS).to(tl.float32, bitcast=True), 0.0)
             return (shifted - (8388608.0 + (1 << (NBITS - 1)))) * scale
         if CODES % 4 == 0:
             end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)

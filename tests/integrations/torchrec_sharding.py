@@ -111,8 +111,10 @@ def optimizers(rank: int) -> None:
         integration.copy_state_(model, collection)
         replicated, networks = [], []
         for key, parameter in in_backward_optimizer_filter(model.named_parameters()):
-            (networks if "paths" in key else replicated).append(parameter)
-        whole = torch.optim.Adagrad if theirs is RowWiseAdagrad else theirs  # as quorem.optim does for networks
+            (networks if "compose." in key else replicated).append(parameter)
+        whole = (
+            torch.optim.Adagrad if theirs is RowWiseAdagrad else theirs
+        )  # as quorem.optim does for networks and matrices
         both = [theirs(replicated, **options), whole(networks, **options), ours(collection.parameters(), **options)]
         for step in range(3):
             for optimizer in both:

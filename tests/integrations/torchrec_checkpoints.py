@@ -84,8 +84,8 @@ def sharded_to_train(kind: str, plan: str) -> tuple[nn.Module, list[torch.optim.
     rest = dict(in_backward_optimizer_filter(model.named_parameters()))
     whole = torch.optim.Adagrad if theirs is RowWiseAdagrad else theirs
     groups = [
-        ({k: p for k, p in rest.items() if "paths" in k}, whole),
-        ({k: p for k, p in rest.items() if "paths" not in k}, theirs),
+        ({k: p for k, p in rest.items() if "compose." in k}, whole),
+        ({k: p for k, p in rest.items() if "compose." not in k}, theirs),
     ]
     return model, [KeyedOptimizerWrapper(g, lambda p, c=c: c(p, **options)) for g, c in groups if g]
 

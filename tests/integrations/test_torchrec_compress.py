@@ -172,6 +172,49 @@ def test_an_optimizer_goes_on_with_the_new_parameters() -> None:
     optimizer.step()
 
 
+def test_narrow_rows_are_fitted_and_an_optimizer_goes_on_with_rows_and_matrix() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    for module in model.sparse.embedding_bags.values():  # what rows of four numbers and a matrix can hold
+        n, d = module.weight.shape
+        module.weight.data.copy_(torch.randn(n, 4) @ torch.randn(4, d))
+    before = model.sparse(batch()).values().detach()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    model(batch()).sum().backward()
+    full = copy.deepcopy(model.sparse)
+    report = quorem.compress_(model, quorem.Full(width=4), threshold=10, fit=True)
+    torch.testing.assert_close(model.sparse(batch()).values(), before, rtol=1e-4, atol=1e-5)
+    sizes = {entry.name: entry for entry in report.entries}
+    assert sizes["sparse.embedding_bags.user"].bytes_after == (600 * 4 + 4 * 8) * 4
+    assert sizes["sparse.embedding_bags.user"].state_bytes == (600 * 4 + 4 * 8) * 4
+    matrices = list(model.sparse.compose.projections)
+    kept = [p.detach().clone() for p in (*matrices, model.sparse.bags.embedding_bags["user"].weight)]
+    optimizer.zero_grad()
+    model(batch()).sum().backward()
+    optimizer.step()
+    moved = [*matrices, model.sparse.bags.embedding_bags["user"].weight]
+    assert len(matrices) == 2 and not any(map(torch.equal, kept, moved))
+    optimizer.zero_grad()
+    quorem.decompress_(model, optimizer=optimizer)
+    assert type(model.sparse) is type(full) and model.sparse(batch()).values().shape == before.shape
+
+
+def test_a_pool_of_narrow_rows_is_fitted() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    counts = {f"sparse.embedding_bags.{name}": torch.randint(1, 99, (SIZES[name],)) for name in ("user", "item")}
+    trained = {name: bag.weight.detach().clone() for name, bag in model.sparse.embedding_bags.items()}
+    errors = []
+    for fit in (False, True):
+        new = copy.deepcopy(model)
+        pool = quorem.HotCold(30, cold=quorem.Pool(120), num_rest=10, width=4)
+        quorem.compress_(new, dict.fromkeys(counts, pool), frequencies=counts, fit=fit)
+        dense = integration.to_collection(new.sparse).to_dense()
+        torch.testing.assert_close(dense["day"], trained["day"])
+        errors.append(sum(float((dense[name] - trained[name]).norm()) for name in trained))
+    assert errors[1] < 0.9 * errors[0]
+
+
 def test_a_model_on_the_meta_device_and_a_budget() -> None:
     bags = stock.EmbeddingBagCollection(configs(), device=torch.device("meta"))
     model = DLRM(bags, dense_in_features=4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[4, 1])

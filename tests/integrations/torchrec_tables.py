@@ -16,7 +16,7 @@ from quorem.integrations.torchrec import EmbeddingBagCollection
 N, D = oracles.N, 48  # every stored width has to be a multiple of 4
 FREQUENCIES = torch.randperm(N, generator=torch.Generator().manual_seed(0)) // 3
 FEW = [
-    quorem.Table("user", 100, 8, quorem.QR(4, operation="add")),
+    quorem.Table("user", 100, 8, quorem.QR(4, operation="add", width=4)),
     quorem.Table("item", 90, 8, quorem.QR(4), padding_idx=3),
     quorem.Table("shop", 80, 8, quorem.QR(4, operation="concat")),
     quorem.Table("word", 70, 8, quorem.Path(4, (4,))),

@@ -38,6 +38,8 @@ SCHEMES = {
     "concat": quorem.GeneralizedQR(2, operation="concat"),
     "feature": quorem.QR(4, operation="feature"),
     "path": quorem.Path(4, (8,), force=True),
+    "narrow": quorem.QR(4, operation="add", width=8),
+    "narrow_mult": quorem.QR(4, width=8),
 }
 POOL = quorem.Pool(40)
 HOT = {

@@ -69,7 +69,8 @@ def _pipeline(rank: int, num_shards: int | None) -> None:
             source = iter(batches)
             losses[ahead] = [float(trainer.progress(source).square().mean()) for _ in batches]
             assert [module.fqn for module in trainer._pipelined_postprocs] == ["bags.rows"]
-            assert len(trainer._pipelined_modules) == 2  # pooled tables and unpooled ones, or shards of two widths
+            # Pooled tables and unpooled ones of two widths, or shards of two widths.
+            assert len(trainer._pipelined_modules) == (3 if num_shards is None else 2)
         else:
             losses[ahead] = []
             for batch in batches:
