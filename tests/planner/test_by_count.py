@@ -124,7 +124,8 @@ def test_bytes_of_narrow_rows_are_those_allocated(optimizer: str | None, times_n
     whole = plan(TABLES, "1GB", optimizer=optimizer, bits=())
     planned = plan_with(times_narrower, TABLES, least + int(share * (whole.bytes - least)), optimizer=optimizer)
     widths = {name: scheme.width for name, scheme in planned.items()}
-    assert (widths["user"], widths["narrow"], widths["day"]) == (16 // times_narrower, 8 // times_narrower, None)
+    assert (widths["user"], widths["narrow"]) == (16 // times_narrower, 8 // times_narrower)
+    assert widths["day"] in (None, 16 // times_narrower)  # narrow only if the integers for wide rows cost too much
     module = built(planned, TABLES)
     if optimizer is not None:
         assert planned.state_bytes == state_of(module, optimizer)
