@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from test_docs import python_blocks
+from test_docs import BLOCK
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,8 +69,9 @@ def test_the_source_distribution_has_what_the_tests_need(dist: Path) -> None:
 def test_readme_runs_from_the_wheel(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import quorem; print(quorem.__file__)", folder=tmp_path)
     assert Path(where.strip()).is_relative_to(python.parents[1])
-    blocks = python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
-    (tmp_path / "readme.py").write_text("\n".join(block.code for block in blocks), encoding="utf-8")
+    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    code = "\n".join(code for language, code in blocks if language == "python")
+    (tmp_path / "readme.py").write_text(code, encoding="utf-8")
     run(python, "readme.py", folder=tmp_path)
 
 

@@ -259,3 +259,14 @@ def test_a_report_compares_any_finished_runs(log, tmp_path):
     assert {point.series: point.runs for point in figure.points} == {"full": ["full"], "mult": ["deep/again", "small"]}
     page = (tmp_path / "report.html").read_text()
     assert "What a byte buys" in page and "Finished runs" in page and page.count("<svg") == 2
+
+    options = ["--scheme", "mult", "--epochs", 40, "--patience", 1, "--lr", 1]  # other epochs, and stopped early
+    done = quorem("train", "--data", log.path, "--out", tmp_path / "longer", *SMALL, *options)
+    best = json.loads((tmp_path / "longer" / "result.json").read_text())["best_epoch"]
+    assert f"Stopped after epoch {best + 1} of 40: --patience 1." in done.output
+    assert f"Kept: epoch {best}, the best of {best + 1} by validation loss." in done.output
+    done = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "200"})
+    assert f"Runs on {log.path.name}, best test log loss first:" in done.output and "longer" in done.output
+    (figure,) = figures_in(tmp_path)
+    assert len(figure.points) == 3
+    assert figure.made.data.rows == {"train": json.loads((tmp_path / "full" / "result.json").read_text())["rows"]}

@@ -112,7 +112,8 @@ def test_damaged_metrics_are_named(tmp_path):
 
 
 def test_one_validation_is_no_curve(tmp_path):
-    (tmp_path / "m").write_text('{"step": 5, "validation": {"log_loss": 0.5}}\n')
+    final = {"step": 5, "validation": {"log_loss": 0.5}, "test": {"log_loss": 0.5}}
+    (tmp_path / "m").write_text(json.dumps(sealed(final)) + "\n")
     assert curve([tmp_path / "m"]) == []
 
 

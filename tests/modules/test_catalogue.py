@@ -104,6 +104,14 @@ def test_topk_without_excluded_ids(name, ranked):
     check_best(*module.topk(queries, 7, exclude=padded), scores, 7)
 
 
+@pytest.mark.parametrize("name", ["qr add", "hot, pool", "qr mult"])
+def test_no_queries(name):
+    module, none = made(name), queries_of(0)
+    assert module.score(none).shape == (0, N)
+    assert [found.shape for found in module.topk(none, 3, exclude=[])] == [(0, 3), (0, 3)]
+    assert float(quorem.cross_entropy(none, module, torch.zeros(0, dtype=torch.int64), reduction="sum")) == 0
+
+
 @pytest.mark.parametrize("name", ["qr add", "hot, pool, rest", "qr mult", "full"])
 def test_equal_scores(name):
     module = made(name)
@@ -241,6 +249,7 @@ def test_export_of_topk_has_plain_operators():
             rf"k \({N}\) must be at most {N - 1},",
         ),
         (lambda m, q: m.topk(q, 1, exclude=[[N], [], []]), ValueError, rf"exclude holds id {N}, which must be in \[0"),
+        (lambda m, q: m.topk(q, 1, exclude=[[1.5], [], []]), TypeError, r"exclude must hold integers"),
         (lambda m, q: m.topk(q, 1, exclude=[[1]]), ValueError, r"exclude lists ids for 1 queries but must for all 3"),
         (lambda m, q: m.score(q.float()), TypeError, r"queries \(torch.float32\) must be torch.float64"),
         (lambda m, q: m.score(q[:, :5]), ValueError, r"queries has shape \(3, 5\) but must end with embedding_dim"),

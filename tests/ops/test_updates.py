@@ -69,14 +69,14 @@ def test_threads_that_read_move_each_row_once(name, way):
 
 
 @pytest.mark.parametrize("way", ["sparse", "in backward"])
-@pytest.mark.parametrize("name", [*CLASSES, "AdamW"])
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_thread_that_evaluates_does_not_disturb_one_that_trains(name, way):
     """Lookups, whole tables and copies, all the while; the oracle trains whole tables, alone."""
     module = collection(sparse=way == "sparse")
     dense = twin(module)
-    kind, rate = getattr(optim, name), RATES.get(name, 5e-3)
+    kind, rate = CLASSES[name], RATES[name]
     ours = kind(module.parameters(), lr=rate) if way == "sparse" else optim.apply_in_backward(module, kind, lr=rate)
-    theirs = torch.optim.AdamW(dense.parameters(), lr=rate) if name == "AdamW" else oracle(name, dense, rate)
+    theirs = oracle(name, dense, rate)
     done, failures = threading.Event(), []
 
     @torch.no_grad()

@@ -4,10 +4,8 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from quorem import QR, Embedding, EmbeddingBag, Full
-from quorem.ops.lagging import in_memory
 from quorem.optim import SGD, Adagrad, Adam, AMSGrad, RowOptimizer, apply_in_backward
 
 N, D = 60, 8
@@ -84,41 +82,6 @@ def test_vmap_reads_rows_that_are_up_to_date(kind: str) -> None:
     pair.check()
 
 
-def write(name: str, module: Embedding, values: Tensor) -> None:
-    """What people do to parameters between two steps."""
-    (parameter,) = module.parameters()
-    with torch.no_grad():
-        if name == "zero_":
-            module.stored.zero_()
-        elif name == "init":
-            nn.init.constant_(module.stored, 0.5)
-        elif name == "swap":
-            parameter.copy_(values)
-        elif name == "data":
-            module.stored.data.copy_(values)
-        elif name == "data set":
-            parameter.data = values.clone()
-        elif name == "scale":
-            module.stored.mul_(0.5)
-        elif name == "some rows":
-            module.stored[3:9] = values[3:9]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", [Adam, AMSGrad])
-@pytest.mark.parametrize("how", ["zero_", "init", "swap", "data", "data set", "scale", "some rows"])
-def test_what_is_written_into_stored_stays(how: str, kind: str, optimizer: type[RowOptimizer]) -> None:
-    """And training goes on as under torch's optimizer: averages decay by the steps that the rows missed."""
-    pair = Pair(kind, optimizer)
-    values = torch.randn(pair.table.stored.shape, dtype=torch.float64)
-    pair.train()
-    for module in (pair.table, pair.dense):
-        write(how, module, values)
-    torch.testing.assert_close(pair.table(IDS), pair.dense(IDS))
-    pair.train()
-    pair.check()
-
-
 def test_what_is_written_just_before_a_step_stays() -> None:
     pair = Pair("sparse")
     for module in (pair.table, pair.dense):
@@ -141,13 +104,6 @@ def test_two_optimizers_may_take_turns(other: type[RowOptimizer]) -> None:
         first, pair.optimizer, dense, pair.truth = pair.optimizer, first, pair.truth, dense
     pair.train()
     pair.check()
-
-
-def test_stored_is_up_to_date_where_it_is_read_and_as_it_is_in_memory() -> None:
-    pair = Pair("sparse")
-    before = in_memory(pair.table.stored).clone()
-    torch.testing.assert_close(pair.table.stored, pair.dense.stored)
-    assert not torch.equal(in_memory(pair.table.stored), before)
 
 
 LOSSES = {

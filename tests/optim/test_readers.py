@@ -160,13 +160,16 @@ def test_a_view_from_before_the_steps_is_read_by_functional_call() -> None:
         lambda p: p.data.mul_(0.5),
         lambda p: p.detach()[::2].zero_(),
         lambda p: p.copy_(torch.ones(p.shape)),
+        lambda p: setattr(p, "data", torch.ones_like(p)),
         lambda p: torch._foreach_mul_([p], 0.5),
         lambda p: nn.init.normal_(p, generator=torch.Generator().manual_seed(3)),
     ],
 )
+@pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_others_write_stays(write: Callable[[Tensor], object], name: str) -> None:
-    pair = Pair(name)
+def test_what_others_write_stays(write: Callable[[Tensor], object], name: str, in_backward: bool) -> None:
+    """And training goes on as under torch's optimizer: averages decay by the steps that the rows missed."""
+    pair = Pair(name, in_backward=in_backward)
     pair.lag()
     with torch.no_grad():
         for module in (pair.table, pair.twin):

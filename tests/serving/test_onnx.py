@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hot_cold_cases import COUNTS, FEATURES, hot_and_cold, several_widths
+from hot_cold_cases import COUNTS, FEATURES, hot_and_cold
 from oracles import CASES, FEW, TOLERANCE, D, N, bags_by_torch, dense_by_hand, fill_, twin_of
 from torch import Tensor, nn
 
@@ -92,14 +92,6 @@ def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
         assert_near(vectors, module(ids).detach(), dtype)
 
 
-def test_unknown_ids_as_zeros(tmp_path: Path) -> None:
-    module = fill_(Embedding(N, D, QR(4)))
-    path = exported(module, tmp_path / "table.onnx", unknown="zeros")
-    vectors = run(path, input=torch.tensor([*UNKNOWN, 3]))["vectors"]
-    assert not vectors[:-1].any()
-    assert_near(vectors[-1], module(torch.tensor(3)).detach())
-
-
 IDS = torch.tensor([3, 3, 7, 59, 0, 1, 1, 7, 7, 12, 58, 33])
 OFFSETS = torch.tensor([0, 4, 4, 7, 9, 11])  # an empty bag, one of padding only, and an id past the last offset
 WEIGHTS = torch.linspace(-1, 2, len(IDS))
@@ -135,12 +127,6 @@ def test_bags_of_one_length(mode: str, tmp_path: Path) -> None:
         path = exported(module, tmp_path / "bag.onnx", sample_weights=True)
         inputs = {"input": IDS.view(4, 3), "per_sample_weights": WEIGHTS.view(4, 3)}
         assert_near(run(path, **inputs)["vectors"], module(IDS.view(4, 3), None, WEIGHTS.view(4, 3)).detach())
-
-
-def test_offsets_without_the_last(tmp_path: Path) -> None:
-    module = fill_(EmbeddingBag(N, D, QR(4), mode="sum"))
-    path = exported(module, tmp_path / "bag.onnx", jagged=True)
-    assert_near(run(path, input=IDS, offsets=OFFSETS)["vectors"], module(IDS, OFFSETS).detach())
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -282,18 +268,6 @@ def test_raw_ids(tmp_path: Path) -> None:
     assert_near(run(path, ids=ids.T.flatten(), offsets=offsets)["vectors"], module(ids.T.flatten(), offsets).detach())
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_quantized_rows_of_several_widths(bits: int, tmp_path: Path) -> None:
-    module = several_widths(bits)
-    path = exported(module, tmp_path / "tables.onnx")
-    ids = torch.arange(N)[:, None].expand(N, 5).contiguous()
-    for count in (N, 1, 0):
-        assert_near(run(path, ids=ids[:count])["vectors"], module(ids[:count]).detach())
-    module = quantize_(fill_(EmbeddingBag(N, D, QR(4), mode="max", padding_idx=7, include_last_offset=True)), bits)
-    path = exported(module, tmp_path / "bag.onnx", jagged=True)
-    assert_near(run(path, input=IDS, offsets=OFFSETS)["vectors"], module(IDS, OFFSETS).detach())
-
-
 NETWORKS = {
     "dlrm": lambda module: DLRM(module, num_dense=3, bottom=(8, 4), top=(6,)),
     "dlrm-raw": lambda module: DLRM(module, num_dense=3, bottom=(), top=(6, 5), raw_dense=True),
@@ -356,8 +330,6 @@ def test_weights_in_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     table, bag = Embedding(N, D, QR(4)), EmbeddingBag(N, D, QR(4), mode="max")
-    with pytest.raises(ValueError, match=r"unknown \('error'\) must be one of 'nan', 'zeros'"):
-        export_named(table, tmp_path / "a.onnx", unknown="error")
     with pytest.raises(ValueError, match=r"jagged \(True\) must be False for Embedding, which does not pool"):
         export_named(table, tmp_path / "a.onnx", jagged=True)
     for module in (table, bag, EmbeddingCollection(tables())):

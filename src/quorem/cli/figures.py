@@ -122,19 +122,21 @@ def report(
 
 
 def _print_runs(figure: "Figure") -> None:
-    """Print a line for each setting: its runs, scheme, metrics on the test rows, bytes and time."""
+    """Print a line for each setting on one data: its runs, scheme, epochs, metrics on the test rows, bytes and time."""
     from rich.table import Table
 
     from ..experiments import words
 
+    terminal().print(f"Runs on {figure.made.data.name}, best test log loss first:", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "network", "scheme", "log loss", "AUC", "tables", "time"):
-        table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right")
+    for name in ("run", "network", "scheme", "epochs", "log loss", "AUC", "tables", "time"):
+        table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right", overflow="fold")
     for point in sorted(figure.points, key=lambda point: words.or_nan(point.test_mean)):
         table.add_row(
             ", ".join(point.runs),
             words.network(point.network),
             words.scheme(point.config),
+            str(point.config["epochs"]),
             words.mean_text(point.test_mean, point.test_sd, point.trials),
             words.loss(point.auc_mean),
             words.size(point.embedding_bytes),

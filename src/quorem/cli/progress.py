@@ -27,12 +27,14 @@ def bars(console: Console, names: Iterable[str] = ()) -> Iterator[Callable[[str,
         names: what has a bar from the beginning; others have one from their first report on.
     """
     if not console.is_terminal:
-        printed: dict[str, float] = {}
+        times: dict[str, float] = {}
+        lines: dict[str, str] = {}
 
         def print_line(name: str, done: float, text: str, line: str) -> None:
             seconds = time.monotonic()
-            if seconds - printed.setdefault(name, seconds) >= LINE_SECONDS or done >= 1:
-                printed[name] = seconds
+            is_due = seconds - times.setdefault(name, seconds) >= LINE_SECONDS or done >= 1
+            if is_due and line != lines.get(name):
+                times[name], lines[name] = seconds, line
                 console.print(f"{name}: {line}", soft_wrap=True)
 
         yield print_line

@@ -134,7 +134,9 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options:
     if finished:
         console.print(f"{out} is finished: nothing is trained again.", soft_wrap=True)
     if "best_epoch" in result:
-        console.print(f"Kept: epoch {result['best_epoch']} of {config.epochs}, the best by validation loss.")
+        if (trained := result.get("epochs", config.epochs)) < config.epochs:
+            console.print(f"Stopped after epoch {trained} of {config.epochs}: --patience {config.patience}.")
+        console.print(f"Kept: epoch {result['best_epoch']}, the best of {trained} by validation loss.")
     for split in ("validation", "test"):
         text = "log loss {log_loss:.5f}, AUC {auc:.5f}, accuracy {accuracy:.4f}, calibration {calibration:.4f}"
         console.print(f"{split}: {text.format(**result[split])}", soft_wrap=True)

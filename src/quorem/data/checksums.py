@@ -72,11 +72,7 @@ class CheckedArray:
             raise ValueError(f"{path}: meta.json is damaged: it has checksums of another number of blocks")
 
     def check(self, start: int, stop: int) -> None:
-        """Check the blocks that contain rows ``[start, stop)``, except those that are checked already.
-
-        Raises:
-            ValueError: if a block differs from its checksum.
-        """
+        """Check the blocks that contain rows ``[start, stop)``, except those that are checked already."""
         if stop <= start:
             return
         row = self.array[:1].nbytes
@@ -101,12 +97,7 @@ def damaged(path: Path) -> ValueError:
 
 
 def checked_bytes(path: Path, checksums: str) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if they differ from their checksums.
-    """
+    """The bytes of a file; raises ValueError if they differ from their checksums."""
     files.check_is_file(path)
     data = path.read_bytes()
     if of_bytes(memoryview(data)) != checksums:

@@ -55,11 +55,7 @@ class Dense:
         return values.astype(np.float32)
 
     def checked(self, rows: ParsedRows, malformed: Malformed) -> ParsedRows:
-        """The rows whose numbers float32 can represent; the others are added to ``malformed``.
-
-        Raises:
-            ValueError: if too many are malformed.
-        """
+        """The rows whose numbers float32 can represent; the others are added to ``malformed``."""
         for name in self._untransformed:
             rows = malformed.filtered(rows, name, f"must be at most {LARGEST:.4g}, as float32", _is_large(name))
         return rows

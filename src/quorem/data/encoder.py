@@ -216,11 +216,7 @@ def _frame(rows: Any, columns: list[str]) -> pl.DataFrame:
 
 
 def _numbers(values: pl.Series, missing: list[str]) -> pl.Series:
-    """A column of numbers, which may be written as text, as in a CSV file.
-
-    Raises:
-        ValueError: if a value is not a number.
-    """
+    """A column of numbers, which may be written as text, as in a CSV file."""
     if values.dtype == pl.String:
         text = values.str.strip_chars(" ")
         text = text.set(text.is_in(["", *missing]), None)

@@ -6,7 +6,7 @@ per line, in order of id. It is read as a memory map. Neither writing nor readin
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -64,8 +64,8 @@ class Encoding:
     def of(cls, prepared: Prepared, data: str) -> "Encoding":
         """The encoding of prepared data with the identity ``data``."""
         meta, config = prepared.meta, prepared.meta["config"]
-        by_config: dict[str, Literal["hash", "raw"]] = {"hash": "hash", "raw": "raw"}
-        kind = by_config.get(config.get("ids", "")) or ("none" if meta["first_token_id"] is None else "vocabulary")
+        kind: Any = config["ids"] if config.get("ids") in ("hash", "raw") else "vocabulary"
+        kind = "none" if "synthetic" in config else kind
         first = meta["first_token_id"] or 0
         names = prepared.names if kind == "vocabulary" else []  # whose tokens are ordered by training rows
         return cls(
@@ -75,7 +75,8 @@ class Encoding:
             categorical=prepared.names,
             bags=meta["bags"],
             cardinalities=prepared.cardinalities,
-            transforms=_transforms(prepared),
+            # The numbers of synthetic data are transformed already.
+            transforms=dict(meta.get("transforms", dict.fromkeys(prepared.dense_names, "none"))),
             ids=kind,
             buckets=config.get("buckets"),
             first_token=first,
@@ -96,11 +97,9 @@ def write_encoding(path: str | os.PathLike[str], prepared: Prepared, data: str) 
         OSError: if the disk is full; an existing file is kept.
     """
     encoding = Encoding.of(prepared, data)
-    tensors = {}
-    if encoding.ids == "vocabulary":
-        texts = {name: np.frombuffer(prepared.vocabulary_text(name), np.uint8) for name in encoding.categorical}
-        tensors = {name: torch.from_numpy(text.copy()) for name, text in texts.items()}
-    write_tensors(path, KIND, tensors, asdict(encoding))
+    names = encoding.categorical if encoding.ids == "vocabulary" else []
+    texts = {name: np.frombuffer(bytearray(prepared.vocabulary_text(name)), np.uint8) for name in names}
+    write_tensors(path, KIND, {name: torch.from_numpy(text) for name, text in texts.items()}, asdict(encoding))
 
 
 def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Encoding, dict[str, Tensor]]:
@@ -124,8 +123,3 @@ def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple
     if verify:
         file.verify()
     return encoding, {name: file.tensors[name] for name in names}
-
-
-def _transforms(prepared: Prepared) -> dict[str, Transform]:
-    """The transform of each dense column; the numbers of synthetic data are transformed already."""
-    return dict(prepared.meta.get("transforms", dict.fromkeys(prepared.dense_names, "none")))

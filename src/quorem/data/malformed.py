@@ -28,11 +28,7 @@ class Malformed:
     first: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, number: int, reason: str) -> None:
-        """Add a malformed line.
-
-        Raises:
-            ValueError: if there are now more than ``limit``.
-        """
+        """Add a malformed line; raises ValueError if there are now more than ``limit``."""
         self.count += 1
         self.first = sorted([*self.first, (number, reason)])[:SHOWN_LINES]
         if self.count > self.limit:
@@ -52,11 +48,7 @@ class Malformed:
         return "; ".join(shown)
 
     def filtered(self, rows: "ParsedRows", column: str, rule: str, is_bad: pl.Expr) -> "ParsedRows":
-        """The rows for which ``is_bad`` does not hold; the others are added: their value in ``column`` breaks ``rule``.
-
-        Raises:
-            ValueError: if there are more than ``limit``.
-        """
+        """The rows for which ``is_bad`` does not hold; the others are added: ``column`` breaks ``rule`` there."""
         bad = rows.frame.select(is_bad.fill_null(False)).to_series()
         if not bad.any():
             return rows

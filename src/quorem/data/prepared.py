@@ -64,11 +64,7 @@ class Prepared:
         self.all = Batch(labels.tensor, dense.tensor, ids.tensor, bags)
 
     def split(self, name: str, *, check: bool = True) -> Batch:
-        """The rows of ``"train"``, ``"validation"`` or ``"test"``, as views of the files.
-
-        Args:
-            name: name of the split.
-            check: compare its rows with their checksums, unless done before.
+        """The rows of ``"train"``, ``"validation"`` or ``"test"``, as views; they are compared with their checksums.
 
         Raises:
             ValueError: if there is no split of that name, or a file is damaged.
@@ -81,11 +77,7 @@ class Prepared:
         return self.all.rows(start, stop)
 
     def check(self, start: int, stop: int) -> None:
-        """Compare the blocks that contain rows ``[start, stop)`` with their checksums, unless done before.
-
-        Raises:
-            ValueError: if a file is damaged.
-        """
+        """Compare the blocks that contain rows ``[start, stop)`` with their checksums, unless done before."""
         for array in self._by_row:
             array.check(start, stop)
         for values, offsets in self._bags.values():
@@ -111,11 +103,7 @@ class Prepared:
         return {array.path.name: array.checksums for array in arrays}
 
     def frequencies(self, name: str) -> NDArray[np.int64]:
-        """How often each id of a feature occurs in the training rows.
-
-        Raises:
-            ValueError: if there is no feature of that name, or its ids are raw.
-        """
+        """How often each id of a feature occurs in the training rows; not for raw ids."""
         self._check_name(name)
         if self.has_raw_ids:
             raise ValueError(f"{self.path} has raw ids, which raw_counts counts: frequencies needs a vocabulary")
@@ -123,11 +111,7 @@ class Prepared:
         return self._whole(f"counts/{file_name(name)}.npy", size, *COUNT_DTYPES).astype(np.int64)
 
     def raw_counts(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The raw ids of a feature in the training rows, in ascending order, and how often each occurs.
-
-        Raises:
-            ValueError: if there is no feature of that name, or its ids are not raw.
-        """
+        """The raw ids of a feature in the training rows, in ascending order, and how often each occurs."""
         self._check_name(name)
         if not self.has_raw_ids:
             raise ValueError(f"{self.path} has no raw ids: they are {self.meta['config'].get('ids', 'made up')}")
@@ -156,18 +140,11 @@ class Prepared:
         Raises:
             ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
         """
-        try:
-            tokens = tokens_of(self.vocabulary_text(name))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the vocabulary of {name} in {self.path} is damaged: {error}") from None
+        tokens = tokens_of(self.vocabulary_text(name))
         return [*[None] * self.meta["first_token_id"], *tokens]
 
     def vocabulary_text(self, name: str) -> bytes:
-        """The contents of a feature's vocabulary file: one token per line in order of id, escaped.
-
-        Raises:
-            ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
-        """
+        """The contents of a feature's vocabulary file: one token per line in order of id, escaped."""
         self._check_name(name)
         if self.meta["first_token_id"] is None:
             raise ValueError(f"{self.path} has no vocabulary: its ids are {self.meta['config'].get('ids', 'made up')}")

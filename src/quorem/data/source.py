@@ -44,11 +44,7 @@ class Source:
             raise ValueError(f"{self.path} has no column {', '.join(missing[:5])}; it has {shown}")
 
     def first_rows(self, names: Sequence[str], limit: int) -> pl.DataFrame:
-        """At most ``limit`` of the first rows; those of a CSV file as text, from its first block.
-
-        Raises:
-            ValueError: if a column is missing, or there is no row.
-        """
+        """At most ``limit`` of the first rows; those of a CSV file as text, from its first block."""
         self.check_present(names)
         if self.text is None:
             frame = _collected(_scan(self.path).select(names).head(limit), self.path)

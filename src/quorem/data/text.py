@@ -71,11 +71,7 @@ class TextFile:
         return chain([self.head] if self.head.data else [], self._rest)
 
     def header(self, separator: str) -> tuple[list[str], int]:
-        """The fields of the first row of a file with quoted fields, and the number of lines that they take.
-
-        Raises:
-            ValueError: if the file is empty, or the quotes of the row are wrong.
-        """
+        """The fields of the first row of a file with quoted fields, and the number of lines that they take."""
         lines = io.TextIOWrapper(io.BytesIO(self.head.data), "utf-8", "replace", newline="\n")
         reader = csv.reader(lines, delimiter=separator, strict=True)
         try:
@@ -113,13 +109,7 @@ def parse(chunks: Iterable[Chunk], layout: TextLayout, malformed: Malformed, ski
 
     A line is malformed if it has the wrong number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
     closed, or a field that is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty
-    field is a missing value.
-
-    Args:
-        chunks: the file's text.
-        layout: what it holds.
-        malformed: where malformed lines are counted.
-        skip: number of lines at the start that are not parsed.
+    field is a missing value. The first ``skip`` lines are not parsed.
 
     >>> chunk = Chunk(b'1,"a\\nb"\\n2\\n3,19" screen\\n', 1.0)
     >>> layout, malformed = TextLayout(["x", "y"], {"x": pl.Int64, "y": pl.String}, ",", quoted=True), Malformed("", 9)

@@ -175,7 +175,7 @@ def figure_of_runs(folder: Path) -> Figure | None:
     for members in grouped(runs, lambda run: dataclasses.replace(run.config, seed=0)).values():
         point = result_of(words.method(without_seed(members[0].config)), None, members, "DATA")
         points.append(dataclasses.replace(point, runs=[str(run.folder.relative_to(folder)) for run in members]))
-    datasets = {run.config.data: _dataset(run, run.config.data[:8]) for run in runs}
+    datasets = {run.config.data: _dataset(run, run.result.get("data", run.config.data[:8])) for run in runs}
     data = datasets[runs[0].config.data]
     made = Made(command=f"quorem report {folder}", data=data, datasets=datasets, **facts_of(runs[0]))
     label = "bytes of the embedding tables"
@@ -185,7 +185,8 @@ def figure_of_runs(folder: Path) -> Figure | None:
 
 def _dataset(run: FinishedRun, name: str) -> Dataset:
     """The data of a run, of which its folder knows the training rows of an epoch only."""
-    return Dataset(name=name, identity=run.config.data, rows={"train": int(run.result["rows"]) // run.config.epochs})
+    epochs = run.result.get("epochs", run.config.epochs)  # fewer than those of the configuration if it ended early
+    return Dataset(name=name, identity=run.config.data, rows={"train": int(run.result["rows"]) // epochs})
 
 
 def without_seed(config: RunConfig) -> dict[str, Any]:

@@ -62,9 +62,13 @@ def split(figure: Figure) -> list[Figure]:
     """The figure, or one figure for each of its conditions, so that runs under different conditions are never compared.
 
     A figure stays whole if its conditions change along x alone, such as when x is the number of rows: then all points
-    at one x have the same conditions, and no horizontal line is drawn across all x.
+    at one x have the same conditions, and no horizontal line is drawn across all x. Finished runs that a user has put
+    side by side are split by their data alone: the page says that their conditions differ, and names no best.
     """
-    parts = grouped(figure.points, lambda point: conditions_of(point, figure.made))
+    by_data = figure.axes.name == "runs"
+    every = [conditions_of(point, figure.made) for point in figure.points]
+    pairs = grouped(zip(figure.points, every, strict=True), lambda pair: pair[1].data if by_data else pair[1])
+    parts = {key: [point for point, _ in members] for key, members in pairs.items()}
     xs = [x for points in parts.values() for x in {point.x for point in points}]
     along_x = None not in xs and figure.axes.x == "x" and len(xs) == len(set(xs))  # each x has one of the conditions
     if len(parts) < 2 or along_x:

@@ -54,12 +54,10 @@ def count(value: float, unit: str = "") -> str:
     >>> count(135_746_273), count(960), count(2_160_805_824, "B")
     ('136 M', '960', '2.16 GB')
     """
-    for size, prefix in (*PREFIXES, (1, "")):
-        if abs(value) >= size * 0.9995 or size == 1:
-            scaled = value / size
-            digits = f"{scaled:.3g}" if scaled == int(scaled) else f"{scaled:#.3g}".rstrip(".")
-            return f"{digits} {prefix}{unit}".strip()
-    raise AssertionError("the last size is 1")
+    size, prefix = next((pair for pair in PREFIXES if abs(value) >= pair[0] * 0.9995), (1, ""))
+    scaled = value / size
+    digits = f"{scaled:.3g}" if scaled == int(scaled) else f"{scaled:#.3g}".rstrip(".")
+    return f"{digits} {prefix}{unit}".strip()
 
 
 def size(value: float) -> str:

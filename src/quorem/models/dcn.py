@@ -6,8 +6,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from .mlp import mlp, start_
-from .network import Network
+from .network import Network, mlp, start_
 
 
 class DCN(Network):
@@ -61,7 +60,7 @@ class DCN(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize all layers (see ``mlp.start_``; cross layers likewise, without bias), but not the embeddings."""
+        """Initialize all layers (see ``start_``; cross layers likewise, without bias), but not the embeddings."""
         if not self.cross_weight.is_meta:
             nn.init.normal_(self.cross_weight, std=sqrt(2 / (self.cross_weight.shape[1] + 1)))
         nn.init.zeros_(self.cross_bias)

@@ -6,8 +6,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from .mlp import mlp, start_
-from .network import Network
+from .network import Network, mlp, start_
 
 
 class DeepFM(Network):
@@ -57,7 +56,7 @@ class DeepFM(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize all layers (see ``mlp.start_``; the dense features' vectors likewise), but not the embeddings."""
+        """Initialize all layers (see ``start_``; the dense features' vectors likewise), but not the embeddings."""
         if not self.dense_vectors.is_meta:
             nn.init.normal_(self.dense_vectors, std=sqrt(1 / self.embedding_dim))
         start_(self.deep)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mlp import mlp, start_
-from .network import Network
+from .network import Network, mlp, start_
 
 
 class DLRM(Network):
@@ -69,7 +68,7 @@ class DLRM(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize all layers (see ``mlp.start_``), but not the embeddings."""
+        """Initialize all layers (see ``start_``), but not the embeddings."""
         for part in (self.bottom, self.top, self.output):
             start_(part)
         pairs, pair_of = pair_indices(self.num_vectors)  # here because after to_empty() the buffers hold nothing

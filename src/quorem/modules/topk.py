@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..checks import check_int
+from ..checks import check_int, is_exporting
 from ..paper.partitions import Partition
 from ..paper.schemes.frequency import cold_ids, first_of_rest
 from .lookup import Tables
@@ -31,24 +31,24 @@ SPARE_PAIRS = 64  # pairs that are tried beyond those expected to hold enough id
 def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
     """``Embedding.topk``."""
     n = module.specs[0].num_embeddings
-    if torch.compiler.is_exporting() and exclude is None:
+    if is_exporting() and exclude is None:
         best = torch.topk(score(module, queries, None), k)
         return best.values, best.indices
     with torch.no_grad():
         flat = checked_queries(module, queries, "topk")
-        excluded = _excluded(exclude, flat, n)
-        most = n if excluded is None else n - _most_distinct(excluded)
+        excluded, most_excluded = _excluded(exclude, flat, n)
+        most = n - most_excluded
         check_int("k", k, 1)
         if k > most:
             left = "" if excluded is None else f", which are left of {n} for some query after exclude"
             raise ValueError(f"k ({k}) must be at most {most}{left or ', the number of ids'}")
-        size = max(1, BLOCK_NUMBERS // (FEWEST_IDS * 4))
-        pieces = [
-            _best(module, part, k, None if excluded is None else excluded[start : start + size])
-            for start, part in zip(range(0, len(flat), size), flat.split(size), strict=True)
-        ]
-        values, ids = (torch.cat(parts).view(*queries.shape[:-1], k) for parts in zip(*pieces, strict=True))
-        return values.to(queries.dtype), ids
+        shape, size = (*queries.shape[:-1], k), max(1, BLOCK_NUMBERS // (FEWEST_IDS * 4))
+        values, ids = queries.new_zeros(shape), torch.zeros(shape, dtype=torch.int64, device=queries.device)
+        for start in range(0, len(flat), size):
+            block = slice(start, start + size)
+            found = _best(module, flat[block], k, None if excluded is None else excluded[block])
+            values.view(-1, k)[block], ids.view(-1, k)[block] = found
+        return values, ids
 
 
 def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -163,28 +163,20 @@ def _best_of_blocks(module: Tables, queries: Tensor, partial: Tensor | None, wan
     return best
 
 
-def _excluded(exclude: Tensor | Sequence[Tensor] | None, queries: Tensor, n: int) -> Tensor | None:
-    """The excluded ids of each query, ``[B, E]``; lists of different lengths are filled with -1."""
+def _excluded(exclude: Tensor | Sequence[Tensor] | None, queries: Tensor, n: int) -> tuple[Tensor | None, int]:
+    """The excluded ids of each query, ``[B, E]``, where -1 fills shorter lists; and the most that a query excludes."""
     if exclude is None:
-        return None
-    rows = (
-        list(exclude.reshape(-1, exclude.shape[-1]))
-        if isinstance(exclude, Tensor)
-        else [torch.as_tensor(row, dtype=torch.int64) for row in exclude]
-    )
+        return None, 0
+    if isinstance(exclude, Tensor):
+        exclude = torch.atleast_2d(exclude).flatten(0, -2)
+    rows = [torch.as_tensor(row) for row in exclude]
+    if any(row.is_floating_point() and row.numel() for row in rows):
+        raise TypeError("exclude must hold integers, the ids that are not to be returned")
     if len(rows) != len(queries):
         raise ValueError(f"exclude lists ids for {len(rows)} queries but must for all {len(queries)}")
-    for row in rows:
-        outside = row[(row < 0) | (row >= n)]
-        if len(outside):
-            raise ValueError(f"exclude holds id {int(outside[0])}, which must be in [0, {n})")
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-    return padded.to(queries.device).long()
-
-
-def _most_distinct(excluded: Tensor) -> int:
-    """The most distinct ids that a query excludes."""
-    ordered = excluded.sort(1).values
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return int((new & (ordered >= 0)).sum(1).max()) if excluded.numel() else 0
+    rows = [row.long() for row in rows]
+    ids = torch.cat([*rows, torch.zeros(0, dtype=torch.int64)])
+    if len(outside := ids[(ids < 0) | (ids >= n)]):
+        raise ValueError(f"exclude holds id {int(outside[0])}, which must be in [0, {n})")
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1) if rows else ids.view(0, 0)
+    return padded.to(queries.device), max((len(row.unique()) for row in rows), default=0)

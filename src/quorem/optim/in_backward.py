@@ -38,8 +38,8 @@ def apply_in_backward(
         clip_value: clamp each element of the summed gradient to ``[-clip_value, clip_value]``.
         loss_scale: the factor that the loss was multiplied by, number or tensor: gradients are divided by it, and a
             gradient of a row that is not finite counts as zero. ``optimizer.loss_scale`` changes it later.
-        rounding_seed: seed of the stochastic rounding of tables in half precision, by which small updates are not lost
-            on average; None rounds to the nearest.
+        rounding_seed: seed of the stochastic rounding of tables in half precision and of state in few bits, by which
+            small updates are not lost on average; None rounds rows to the nearest, and is refused for such a state.
         state_from: the optimizer that has trained the tables so far, of the same rule: it hands over their state, and
             no longer holds them.
         options: options of the optimizer, such as ``lr``.

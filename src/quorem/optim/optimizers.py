@@ -13,7 +13,6 @@ from ..ops.state import (
     AdagradConstants,
     AdamState,
     Constants,
-    SGDConstants,
     State,
     check_state_dtype,
 )
@@ -49,9 +48,6 @@ class SGD(RowOptimizer):
         nesterov: bool = False,
     ) -> None:
         super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
-
-    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        return SGDConstants()
 
 
 class Adagrad(RowOptimizer):

@@ -22,6 +22,7 @@ from ..ops.state import (
     Constants,
     DeviceScalar,
     Rule,
+    SGDConstants,
     State,
     check_state_dtype,
     present,
@@ -135,8 +136,8 @@ class RowOptimizer(torch.optim.Optimizer):
         self._constants(group, p)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
-        """The rule's constants."""
-        raise NotImplementedError
+        """The rule's constants; SGD has none."""
+        return SGDConstants()
 
     def _average_dtype(self, p: Tensor) -> torch.dtype:
         return accumulator(p) if self.state_dtype == "float32" else STATE_DTYPES[self.state_dtype]

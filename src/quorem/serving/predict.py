@@ -1,12 +1,11 @@
 """``quorem predict``: score a file of any size, a block at a time."""
 
+import io
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -51,7 +50,7 @@ def predict(
     max_malformed: int = 0,
     progress: Progress | None = None,
 ) -> Predicted:
-    """Write the probability of a click for every row of a file, in order and in bounded memory.
+    """Write the probability of a click for every row of a file, in order, a block at a time.
 
     Args:
         scorer: the scorer of a run.
@@ -106,7 +105,10 @@ def predict(
 
     with replacing(out) as sink:
         if Path(out).suffix == ".parquet":
-            _write_parquet(frames(), unit, sink)
+            empty = pl.DataFrame(schema={unit: pl.Int64, "probability": pl.Float32})
+            buffer = io.BytesIO()  # in memory, 12 bytes per row: Polars writes a Parquet file at once
+            pl.concat([empty, *frames()]).write_parquet(buffer)
+            sink.write(buffer.getbuffer())
         else:
             sink.write(f"{unit},probability\n".encode())
             for frame in frames():
@@ -146,33 +148,3 @@ def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed)
         if LABEL in frame.columns:
             batch = replace(batch, labels=torch.from_numpy(frame[LABEL].to_numpy().copy()))
         yield numbers, batch, done
-
-
-def _write_parquet(frames: Iterator[pl.DataFrame], unit: str, sink: Any) -> None:
-    """Write frames as they are produced.
-
-    Polars writes in another thread, much faster than rows are scored, and takes them from a queue. Errors and Ctrl-C of
-    the producer stay outside of Polars, which would wrap the former and print a traceback at the latter.
-    """
-    from polars.io.plugins import register_io_source
-
-    queue: SimpleQueue[pl.DataFrame | None] = SimpleQueue()
-
-    def source(columns: list[str] | None, *_: Any) -> Iterator[pl.DataFrame]:
-        while (frame := queue.get()) is not None:
-            yield frame if columns is None else frame.select(columns)
-
-    scores = register_io_source(source, schema={unit: pl.Int64, "probability": pl.Float32})
-    with ThreadPoolExecutor(1) as writer:
-        written = writer.submit(scores.sink_parquet, sink)
-        try:
-            for frame in frames:
-                queue.put(frame)
-                if written.done():  # only an error ends it now
-                    break
-        finally:
-            queue.put(None)
-        try:
-            written.result()
-        except pl.exceptions.ComputeError as error:  # so Polars reports a full disk
-            raise OSError(str(error)) from None

@@ -88,11 +88,7 @@ class Feed:
             yield block.to(self.device, non_blocking=True)
 
     def _checked(self, rows: Batch) -> Batch:
-        """The rows, after checking that their labels and ids are in range.
-
-        Raises:
-            ValueError: if a label or an id is out of range.
-        """
+        """The rows; raises ValueError if a label or an id is out of range."""
         if len(rows) and (label := int(rows.labels.max())) > 1:
             raise ValueError(f"{self.prepared.path} has a label {label} but labels must be 0 or 1")
         single = [name for name in self.prepared.names if name not in rows.bags]

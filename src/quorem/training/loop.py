@@ -182,6 +182,8 @@ def _train(
     seconds = clock.seconds
     result = {
         "config": json.loads(config.to_json()),
+        "data": feed.prepared.path.absolute().name,
+        "epochs": step // per_epoch,
         "steps": step,
         "rows": step * num_rows // per_epoch,
         **({"best_epoch": best_epoch} if config.epochs > 1 else {}),

@@ -74,11 +74,7 @@ class RunFolder:
         self._num_lines = 0  # lines in metrics.jsonl
 
     def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
-        """Lock the folder against other processes until ``unlock``.
-
-        Raises:
-            LockedError: if another process is training in the folder.
-        """
+        """Lock the folder against other processes until ``unlock``; raises LockedError if one is training in it."""
         self.path.mkdir(parents=True, exist_ok=True)
         message = f"{self.path}: another process is training in this folder"
         self._lock = files.Lock(self.path / ".lock", message, attempts=attempts)
@@ -124,11 +120,7 @@ class RunFolder:
         self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
 
     def result(self) -> dict[str, Any] | None:
-        """The result if the run is finished, else None.
-
-        Raises:
-            ValueError: if the result is damaged.
-        """
+        """The result if the run is finished, else None."""
         path = self.path / RESULT
         return read_result(path) if path.exists() else None
 
@@ -172,11 +164,7 @@ class RunFolder:
         self._num_lines = len(lines)
 
     def save(self, trial: Trial, step: int, progress: Progress) -> None:
-        """Write a checkpoint; the metrics up to it are synced to the disk first.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Write a checkpoint; the metrics up to it are synced to the disk first."""
         self.metrics.flush()
         os.fsync(self.metrics.fileno())
         meta = CheckpointMeta(
@@ -195,11 +183,7 @@ class RunFolder:
         self._num_lines += 1
 
     def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
-        """Write the trained model and its encoding, unless ``model`` is None, and the result; remove all checkpoints.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Write the model, unless it is None, with its encoding, and the result; remove all checkpoints."""
         os.fsync(self.metrics.fileno())
         if model is not None:
             write_model(self.path, model, self.config)
@@ -218,12 +202,7 @@ class MetricsFile(NamedTuple):
 
 
 def read_metrics(path: Path) -> MetricsFile:
-    """Read a ``metrics.jsonl``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not a regular file.
-    """
+    """Read a ``metrics.jsonl``."""
     files.check_is_file(path)
     lines, damaged, text = [], [], path.read_bytes()
     for number, line in enumerate(text.splitlines(), 1):
@@ -247,12 +226,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read a ``result.json``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged.
-    """
+    """Read a ``result.json``; raises ValueError if it is damaged."""
     result = files.read_json(path)
     result.pop("format", None)
     try:
@@ -268,12 +242,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read a ``run.json``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged.
-    """
+    """Read a ``run.json``; raises ValueError if it is damaged."""
     text = files.read(path)
     try:
         return RunConfig.from_json(text)

@@ -20,11 +20,7 @@ KIND = FileKind("quorem-layers", 1)
 
 
 def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
-    """Write a trained model.
-
-    Raises:
-        OSError: if the disk is full.
-    """
+    """Write a trained model."""
     if not is_custom(config.network):
         save(model, folder / MODEL)
         return

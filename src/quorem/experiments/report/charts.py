@@ -176,7 +176,7 @@ def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool 
     elif log and high > 8 * low:
         axis.set_major_locator(LogLocator(subs=(1, 3) if high < 3000 * low else (1,)))
     else:
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(4 if log else 6, steps=[1, 2, 2.5, 5, 10]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(EngFormatter(unit) if unit or high >= 1e4 else StrMethodFormatter("{x:,.6g}"))
 
