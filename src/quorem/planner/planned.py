@@ -94,7 +94,7 @@ class PlannedPool:
 
     >>> import torch, quorem
     >>> counts = {name: 10_000 // (1 + torch.arange(9000)) for name in ("user", "item")}
-    >>> pool = quorem.plan({name: (9000, 16) for name in counts}, "300kB", frequencies=counts).pools[0]
+    >>> pool = quorem.plan({name: (9000, 16) for name in counts}, "60kB", frequencies=counts).pools[0]
     >>> pool.tables, pool.num_ids > pool.num_rows
     (('user', 'item'), True)
     """
