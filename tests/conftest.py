@@ -14,7 +14,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton's functions are defined: the GPU kernels run as Python
 
-collect_ignore_glob = ["torchrec_*.py"]  # they help tests, and have no examples for --doctest-modules
+collect_ignore_glob = ["integrations/torchrec_*.py"]  # they help tests, and have no examples for --doctest-modules
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 NO_NETWORK = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}

@@ -54,8 +54,6 @@ PUBLIC |= {
     owner.__name__: owner for owner in (data.Prepared, data.synthesize, prepare_criteo, prepare_table, write_raw)
 }
 PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, inspect_file)}
-PUBLIC |= {owner.__name__: owner for owner in (lightning.callback,)}
-PUBLIC |= {owner.__name__: owner for owner in (lightning.on_save_checkpoint, lightning.on_load_checkpoint)}
 PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, scale.estimate, scale.Machine, Axes, Point)}
 PUBLIC |= {owner.__name__: owner for owner in (PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
 

@@ -1,7 +1,10 @@
 """The synthetic click log: frequencies, click rate, planted signal, reproducibility."""
 
-import numpy as np
 import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
+import numpy as np
 import torch
 
 from quorem.data.raw import write_raw
