@@ -15,6 +15,7 @@ from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, expected, few
 
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, rows
+from quorem.integrations.torchrec.unique_rows import unique_by_segment
 
 
 @pytest.mark.parametrize("lengths", [[0] * 10, [0, 2, 0, 0, 1, 1, 0, 0, 0, 3], [2, 2, 0, 0, 0, 0, 0, 0, 0, 0]])
@@ -148,3 +149,16 @@ def test_raw_and_unknown_ids_are_those_of_the_single_device(shards: Any) -> None
     assert (back.raw_ids, back.unknown, back.padding_ids) == (source.raw_ids, source.unknown, source.padding_ids)
     drawn = next(EmbeddingBagCollection(tables[:1]).parameters()).detach()
     assert 2**-11 < float(drawn.abs().max()) <= 2**-10  # as a full table of 2**20 ids, not of 2**40
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("sizes", [[0], [1], [5, 0, 7, 1], [300, 2, 41], [0, 0, 9]])
+def test_distinct_values_of_each_segment(dtype: torch.dtype, sizes: list[int]) -> None:
+    bounds = [sum(sizes[:s]) for s in range(len(sizes) + 1)]
+    values = torch.randint(-20, 20, (bounds[-1],)).to(dtype)
+    unique = unique_by_segment(values, bounds)
+    assert torch.equal(unique.values[unique.inverse], values.long())
+    for s, part in enumerate(unique.values.split(unique.counts)):
+        first, segment = sum(unique.counts[:s]), slice(bounds[s], bounds[s + 1])
+        assert part.tolist() == sorted(set(values[segment].tolist()))
+        assert all(first <= i < first + len(part) for i in unique.inverse[segment].tolist())

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quorem import QR, Embedding, HotCold
-from quorem.ops.layout import HOT, LIMIT, REST, Layout
-from quorem.ops.search import search
-from quorem.ops.words import DIGIT, MOST_ON_CPU, num_words, words, words_on_cpu
+from quorem.integrations.features import search
+from quorem.ops.layout import Layout
+from quorem.ops.words import DIGIT, num_words, with_words, words
 
 N = 3000
 
@@ -49,9 +49,10 @@ def test_each_id_has_its_place(data: st.DataObject) -> None:
 
 
 def test_words_are_kept_until_lists_change() -> None:
+    kernel_layout = pytest.importorskip("quorem.ops.cpu.launch").kernel_layout
     module = table()
-    layout, first = module.layout, words_on_cpu(module.layout)
-    assert first.levels == 1 and words_on_cpu(Layout(*layout)) is first
+    layout, first = module.layout, kernel_layout(module.layout)
+    assert kernel_layout(Layout(*layout)) is first
     other = table(seed=1).layout
     changed = [
         layout._replace(ranks=other.ranks),  # lists of another module
@@ -60,14 +61,17 @@ def test_words_are_kept_until_lists_change() -> None:
         copy.deepcopy(module).layout,
     ]
     for each in changed:
-        assert words_on_cpu(each) is not first
-        assert (words_on_cpu(each).maps.equal(first.maps)) == each.ranks.equal(layout.ranks)
+        assert kernel_layout(each) is not first
+        assert (kernel_layout(each).maps.equal(first.maps)) == each.ranks.equal(layout.ranks)
     layout.ranks.copy_(other.ranks)  # in place
-    assert words_on_cpu(layout).maps.equal(words_on_cpu(other).maps)
+    assert kernel_layout(layout).maps.equal(kernel_layout(other).maps)
     layout.ranks.data = table(seed=2).layout.ranks
-    assert words_on_cpu(layout).maps.equal(words_on_cpu(table(seed=2).layout).maps)
-    layout.slots[:, [LIMIT, REST]] = N + 64
-    assert len(words_on_cpu(layout).maps) == len(first.maps) + 2
+    assert kernel_layout(layout).maps.equal(kernel_layout(table(seed=2).layout).maps)
+    with torch.inference_mode():  # where writes are not counted
+        layout = table().layout
+        assert kernel_layout(layout).maps.equal(first.maps)
+        layout.ranks.copy_(other.ranks)
+        assert kernel_layout(layout).maps.equal(kernel_layout(other).maps)
 
 
 def test_lookups_follow_lists_that_are_replaced() -> None:
@@ -92,19 +96,7 @@ def test_lists_that_do_not_rise_have_no_words() -> None:
         layout = table(num_hot=2).layout
         layout.ranks.copy_(torch.tensor(change))
         with pytest.raises(ValueError, match=rf"ranks must hold lists of rising ids in \[0, {N}\): were they replaced"):
-            words_on_cpu(layout)
+            with_words(layout, layout.slots)
     layout = table().layout
     with pytest.raises(ValueError, match="ranks must hold lists of rising ids"):
-        words_on_cpu(layout._replace(ranks=layout.ranks[:-1]))
-
-
-def test_there_are_no_words_where_they_would_be_large_or_go_stale() -> None:
-    few = table(num_hot=2).layout
-    assert words_on_cpu(few).levels == 0 and len(words_on_cpu(few).maps) == 0
-    assert int(words_on_cpu(few).slots[0, HOT]) == 0
-    with torch.inference_mode():
-        layout = table().layout
-    assert layout.ranks.is_inference() and words_on_cpu(layout).levels == 0
-    for num_hot in (20, 60, 700):
-        layout = table(num_hot=num_hot).layout
-        assert words_on_cpu(layout).levels and words_on_cpu(layout).maps.nbytes <= MOST_ON_CPU * layout.ranks.nbytes
+        with_words(layout._replace(ranks=layout.ranks[:-1]), layout.slots)

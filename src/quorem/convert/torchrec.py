@@ -4,7 +4,6 @@ Imported only if TorchRec is. Tables are named by the path of their ``nn.Embeddi
 others: ``sparse.embedding_bags.user``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +15,13 @@ from torchrec.modules import embedding_modules as stock
 from ..integrations import torchrec as integration
 from ..integrations.torchrec.collections import DATA_TYPES
 from ..integrations.torchrec.collections import Collection as Ours
-from ..integrations.torchrec.names import id_lists, table_rows
-from ..integrations.torchrec.state import weights
+from ..integrations.torchrec.names import table_rows
 from ..modules.collection import EmbeddingCollection, Table
-from ..modules.embedding import Embedding
-from ..optim import RowOptimizer
 from ..optimizer_names import Optimizer
 from ..paper.schemes import Full, TableSpec
-from ..paper.schemes.frequency import Ranks
 from ..planner.footprint import TrainedStorage
 from .fill import fill_
-from .follow import converted_state, exchange_
+from .follow import exchange_, has_state
 from .groups import ChosenScheme, WeightGroup
 from .report import Entry
 from .swap import keep_
@@ -103,7 +98,27 @@ class TorchRecCollection:
 
     def follow_(self, optimizer: torch.optim.Optimizer, new: Ours) -> list[str]:
         """Give an optimizer the parameters of quorem's collection; returns what was done."""
-        return _follow_(optimizer, {name: group.first.weight for name, group in self.groups.items()}, new)
+        parameters, by_weight = dict(new.named_parameters()), table_rows(new)
+        targets: dict[Tensor, list[Tensor]] = {group.first.weight: [] for group in self.groups.values()}
+        for key, rows in by_weight.items():
+            table = next(part.split(".")[1] for part in rows if part.startswith("tables."))
+            targets[self.groups[table].first.weight].append(parameters[key])
+        first = next((p for group in optimizer.param_groups for p in group["params"] if p in targets), None)
+        if first is None:
+            return []
+        # Networks and matrices replace no old parameter.
+        targets[first] += [parameters[key] for key in parameters if key not in by_weight]
+        count = len(exchange_(optimizer, targets))
+        return [f"{type(optimizer).__name__} now has the rows of {count} tables of a collection"]
+
+    def check_followed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError if the collection will be replaced and an optimizer has gathered a state for its tables."""
+        is_replaced = any(group.choice is not None for group in self.groups.values())
+        if is_replaced and any(has_state(optimizer, group.first.weight) for group in self.groups.values()):
+            raise ValueError(
+                f"optimizer ({type(optimizer).__name__}) has a state of tables of {self.name}, which is not converted"
+                " to TorchRec's tables: compress the model before the optimizer's first step"
+            )
 
 
 def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRecCollection]:
@@ -202,68 +217,6 @@ def _sizes(new: Ours, kind: Optimizer | None) -> dict[str, tuple[int, int]]:
             state += storages[0][2].matrix(spec.width, spec.embedding_dim).row_state
         sizes[feature.table] = numbers * dtype.itemsize + lists, state
     return sizes
-
-
-def _follow_(optimizer: torch.optim.Optimizer, old: Mapping[str, Tensor], new: Ours) -> list[str]:
-    """Replace the ``old`` weights, by table, in an optimizer by the parameters of ``new``; returns what was done.
-
-    The state of a table's rows is computed as in ``follow``; the rows of pools start without state.
-    """
-    parameters = dict(new.named_parameters())
-    targets: dict[Tensor, list[Tensor]] = {weight: [] for weight in old.values()}
-    for key, rows in table_rows(new).items():
-        targets[old[next(part.split(".")[1] for part in rows if part.startswith("tables."))]].append(parameters[key])
-    first = next((p for group in optimizer.param_groups for p in group["params"] if p in targets), None)
-    if first is None:
-        return []
-    # Path networks replace no old parameter.
-    targets[first] += [parameters[key] for key in parameters if key not in table_rows(new)]
-    held = exchange_(optimizer, targets)
-    states = {name: (weight, held[weight]) for name, weight in old.items() if weight in held}
-    done = [f"{type(optimizer).__name__} now has the rows of {len(held)} tables of a collection"]
-    if any(state for _, state in states.values()):
-        done.append(_move_state_(optimizer, new, states))
-    return done
-
-
-def _move_state_(optimizer: torch.optim.Optimizer, new: Ours, states: Mapping[str, tuple[Tensor, Any]]) -> str:
-    """Compute the optimizer's state of the stored rows from that of the tables; returns what was done."""
-    if isinstance(optimizer, RowOptimizer):
-        return "the optimizer's state of these tables starts anew"
-    current, lists = weights(new), id_lists(new)
-    converted: dict[str, dict[str, Tensor]] = {}  # by name of the part and key of the state
-    numbers: dict[str, Any] = {}  # such as the number of steps
-    for feature in new.rows.features:
-        table = feature.table
-        p, state = states.get(table, (None, {}))
-        if p is None or f"tables.{table}.0" in converted or not state:
-            continue
-        hot, cold = lists.get(f"ranks.{table}.hot"), lists.get(f"ranks.{table}.cold")
-        ranks = None if hot is None or cold is None else Ranks(hot, cold)
-        n, d = p.shape
-        alone = Embedding(n, d, feature.spec.scheme, frequencies=ranks, device=p.device, dtype=p.dtype)
-        with torch.no_grad():
-            for j, stored in enumerate(alone.tables(0)):
-                stored.copy_(current[f"tables.{table}.{j}"])
-            if feature.spec.is_narrow:
-                alone.projections[0].copy_(new.compose.matrix(table))
-        for key, value in state.items():
-            if not isinstance(value, Tensor) or value.dim() == 0:
-                numbers[key] = value
-                continue
-            for name, part in alone.named_tables(converted_state(key, value, p, alone)):
-                if name.startswith("tables."):
-                    converted.setdefault(f"tables.{table}.{name.rpartition('.')[2]}", {})[key] = part
-    for key, rows in table_rows(new).items():
-        parameter, start = new.get_parameter(key), 0
-        state = {name: value.clone() if isinstance(value, Tensor) else value for name, value in numbers.items()}
-        for row_name, count in rows.items():
-            for name, value in converted.get(row_name, {}).items():
-                state.setdefault(name, torch.zeros_like(parameter, dtype=value.dtype))[start : start + count] = value
-            start += count
-        optimizer.state[parameter] = state
-    pools = any(part.startswith("pools.") for rows in table_rows(new).values() for part in rows)
-    return "and the optimizer's state for them" + (", but none for the rows of pools" if pools else "")
 
 
 def decompress(

@@ -1,6 +1,5 @@
 """How a collection is stored in the plain tables of another engine, such as TorchRec, and which rows an id reads."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
 from typing import NamedTuple
@@ -11,13 +10,10 @@ from torch import Tensor
 from ..modules import id_rules
 from ..modules.collection import EmbeddingCollection
 from ..ops.layout import BITS, COLD, HOT, OFFSET, build, pool_key
-from ..ops.search import search
 from ..paper import init
 from ..paper.partitions import ExplicitPartition, Partition
 from ..paper.renumbering import Mixing
 from ..paper.schemes import TableSpec
-
-Search = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # ``ops.search.search``, or a version that uses an index
 
 
 class Part(NamedTuple):
@@ -142,12 +138,12 @@ class Feature:
         rules = torch.tensor([self.rule], device=ids.device)
         return id_rules.replaced_ids(ids[:, None], None, rules, limit, listed)[:, 0]
 
-    def reads(self, ids: Tensor, id_lists: Tensor, search: Search = search) -> PartReads:
-        """The rows that ``ids`` ``[N]`` read; ``search`` finds ids in ``id_lists``, the lists of hot and cold ids."""
+    def reads(self, ids: Tensor, id_lists: Tensor) -> PartReads:
+        """The rows that ``ids`` ``[N]`` read; ``id_lists`` has the lists of hot and cold ids."""
         ids = self._narrow(ids)
         if not self.spec.num_own:
             return PartReads(self._buckets(ids), None)
-        row, numbers, composed = self._places(ids, id_lists, search)
+        row, numbers, composed = self._places(ids, id_lists)
         used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         return PartReads([row, *self._buckets(numbers)], used)
 
@@ -164,7 +160,7 @@ class Feature:
             numbers = spec.permutation(numbers)
         return [_bucket(partition, numbers, limit).to(dtype) for partition in self.partitions]
 
-    def _places(self, ids: Tensor, id_lists: Tensor, search: Search) -> tuple[Tensor, Tensor, Tensor]:
+    def _places(self, ids: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each id its row in the first part, its number among the composed ids, and whether it is composed."""
         spec = self.spec
         if self.hot is None:
@@ -177,6 +173,18 @@ class Feature:
                 numbers, composed = search(id_lists[self.cold[0] :][: self.cold[1]], ids)
                 row = torch.where(is_hot, row, spec.num_hot)
         return row, numbers.clamp(0, max(spec.num_composed - 1, 0)), composed
+
+
+def search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """How many entries of a rising list are below each id, and whether the id is in it.
+
+    >>> search(torch.tensor([2, 5]), torch.tensor([1, 5, 9]))
+    (tensor([0, 1, 2]), tensor([False,  True, False]))
+    """
+    below = torch.searchsorted(ordered, ids.to(ordered.dtype))
+    if not len(ordered):
+        return below, torch.zeros_like(ids, dtype=torch.bool)
+    return below, ordered[below.clamp(max=len(ordered) - 1)] == ids
 
 
 def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: int) -> Tensor:

@@ -38,6 +38,8 @@ NO_RANKS = -1  # in HOT and COLD: ids are in order of frequency, so there is no 
 UNUSED = -1  # in BASE: this slot has fewer than K partitions
 CLOSED_FORM = -1  # in MAP: the bucket is (number // stride) % size, not an entry of ``maps``
 UNUSED_PART = (1, 1, UNUSED, 1, CLOSED_FORM)
+LARGEST = 2**62  # limit of the integers
+MOST_BITS = 62  # the most bits of a number that is mixed
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,61 @@ def extents_of(layout: Layout) -> Tensor:
         if base != UNUSED and (not starts or base >= sum(starts[-1])):
             starts.append([base, pitch])
     return torch.tensor(starts, device=layout.parts.device)
+
+
+def num_rows_read(layout: Layout) -> int:
+    """The number of rows that ``stored`` must have, so that every id reads rows that exist.
+
+    Kernels do not look where an address leads, so every layout is checked here once. If it is on a GPU, this waits.
+
+    Raises:
+        TypeError: if a tensor is not int64; ``ranks`` may be int32.
+        ValueError: if the integers are not those of a layout, such as after ``to_empty``.
+    """
+    if any(t.dtype != torch.int64 for t in layout[:4]) or layout.ranks.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
+    slots, parts, spans = (tensor.cpu() for tensor in (layout.slots, layout.parts, layout.spans))
+    maps, ranks = layout.maps, layout.ranks
+    feature, limit, composed, group = (slots[:, c] for c in (FEATURE, LIMIT, COMPOSED, GROUP))
+    multiplier, shift = slots[:, MULTIPLIER], slots[:, SHIFT]
+    own, rest, offset, bits = (slots[:, c] for c in (OWN, REST, OFFSET, BITS))
+    stride, size, base, pitch, start = parts.unbind(-1)  # in the order of the columns
+    fits = (
+        ((feature >= 0) & (feature < len(spans)) & (limit > 0) & (limit < 2**63 - 1)).all()
+        & ((own >= 0) & (own <= limit + 1) & (rest >= 0) & (rest <= limit)).all()
+        & ((multiplier > 0) & (multiplier <= composed) & (shift >= 0) & (shift < composed)).all()
+        & ((stride > 0) & (pitch > 0) & (base >= UNUSED) & (base < LARGEST)).all()
+        & ((size > 0) & (size < LARGEST // pitch.clamp(min=1)) & (base[:, :1] >= 0)).all()
+        & ((start == CLOSED_FORM) | ((start >= 0) & (composed[:, None] <= len(maps) - start))).all()
+        & ((spans >= 0) & (spans <= len(slots)) & (spans.sum(1, keepdim=True) <= len(slots))).all()
+    )
+    if fits:
+        has_rest = (rest < limit).long()
+        hot, num_cold = own - has_rest, rest - own + has_rest
+        ranked = slots[:, HOT] != NO_RANKS
+        listed = torch.where(has_rest > 0, num_cold, 0)
+        fits &= (
+            ((hot >= 0) & (num_cold >= 0) & (composed == num_cold.clamp(min=1))).all()
+            & ((own == 0) | ((size[:, 0] == own) & (start[:, 0] == CLOSED_FORM))).all()
+            & ((bits >= 0) & (bits <= MOST_BITS) & (offset >= 0)).all()
+            & ((bits == 0) | (offset <= (1 << bits.clamp(0, MOST_BITS)) - composed)).all()
+            & ((group >= 0) & (group < len(slots))).all()
+            & (~ranked | (slots[:, HOT] >= 0) & (slots[:, HOT] <= len(ranks) - hot)).all()
+            & (~ranked | (slots[:, COLD] >= 0) & (slots[:, COLD] <= len(ranks) - listed)).all()
+        )
+        mapped = torch.stack([start, composed[:, None].expand_as(start), size], -1)[start != CLOSED_FORM]
+        for first, length, buckets in mapped.unique(dim=0).tolist():
+            part = maps[first : first + length]
+            fits &= bool((part.min() >= 0) & (part.max() < buckets))
+    if not fits:
+        raise ValueError("the layout's integers are none of a layout: were they replaced, or never initialized?")
+    return int((base + (size - 1) * pitch + 1)[base != UNUSED].max())
+
+
+def check_rows(stored: Tensor, num_rows: int) -> None:
+    """Raise ValueError if ``stored`` does not have the rows that ``num_rows_read`` asks for."""
+    if stored.shape[0] < num_rows:
+        raise ValueError(f"stored has {stored.shape[0]} rows but must have {num_rows}: the layout reads them")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ stored, the search goes on in the next stored word: all entries below the id lie
 ``rows``.
 """
 
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -17,11 +16,9 @@ from torch import Tensor
 
 from . import layout as column
 from .layout import NO_RANKS, Layout
-from .per_tensor import PerTensor
 
 MOST_LEVELS = 8
 DIGIT = 5  # bits of an id that one level takes
-MOST_ON_CPU = 4  # bytes of words for a byte of lists; where they would take more, the CPU's kernels bisect the lists
 
 
 class RankList(NamedTuple):
@@ -40,7 +37,7 @@ class Words(NamedTuple):
     levels: int  # 0 if there are no words
 
 
-def with_words(layout: Layout, slots: Tensor, most_bytes: float = inf) -> Words:
+def with_words(layout: Layout, slots: Tensor) -> Words:
     """Slots and maps for the kernels, with words if some table has lists.
 
     There are as few levels as let the words take no more memory than the lists; or as many as need the least memory.
@@ -49,7 +46,6 @@ def with_words(layout: Layout, slots: Tensor, most_bytes: float = inf) -> Words:
     Args:
         layout: with the lists.
         slots: those of ``layout`` on the CPU.
-        most_bytes: there are no words if they would take more.
 
     Raises:
         ValueError: if a list does not rise, or has ids that are none of its table.
@@ -75,40 +71,12 @@ def with_words(layout: Layout, slots: Tensor, most_bytes: float = inf) -> Words:
         if sizes[levels] <= layout.ranks.nbytes:
             break
     levels = min(sizes, key=lambda levels: sizes[levels])
-    if sizes[levels] > most_bytes:
-        return Words(slots, layout.maps, 0)
     slots, maps, start = slots.clone(), [layout.maps], len(layout.maps)
     for each, entries in lists.items():
         slots[tuple(zip(*places[each], strict=True))] = start
         maps.append(words(entries, each.limit, levels, start))
         start += len(maps[-1])
     return Words(slots, torch.cat(maps), levels)
-
-
-_words = PerTensor()  # layout.slots -> ranks, a stamp of both, and the words
-
-
-def words_on_cpu(layout: Layout) -> Words:
-    """The words of a layout on the CPU, without its index maps. They are kept until slots or lists change.
-
-    There are none if they would take more than ``MOST_ON_CPU`` allows, or if a change of the lists would not be
-    noticed: tensors made in ``torch.inference_mode`` do not count writes.
-    """
-    slots, ranks = layout.slots, layout.ranks
-    known: tuple[Tensor, tuple[int, ...], Words] | None = _words.get(slots)
-    if known is not None and known[0] is ranks and known[1] == _stamp(slots, ranks):
-        return known[2]
-    if slots.is_inference() or ranks.is_inference():
-        return Words(slots, ranks[:0], 0)
-    stamp = _stamp(slots, ranks)
-    words = with_words(layout._replace(maps=slots.new_empty(0)), slots, MOST_ON_CPU * ranks.nbytes)
-    _words.set(slots, (ranks, stamp, words))
-    return words
-
-
-def _stamp(slots: Tensor, ranks: Tensor) -> tuple[int, ...]:
-    """Numbers of which one changes if a tensor is written to or its memory is exchanged."""
-    return slots._version, ranks._version, slots.data_ptr(), ranks.data_ptr()
 
 
 def num_words(entries: Tensor, limit: int, levels: int) -> int:

@@ -114,7 +114,7 @@ def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> lis
     for module in modules:
         holder = holders.get(module.tables[0].name, module)
         if holder is not module:
-            module = replace(module, row_multiple=4)
+            module = replace(module, row_multiple=max(4, module.row_multiple))
         if (first := joined.get(holder)) is not None:
             module = replace(first, tables=first.tables + module.tables, sparse=True, lags=False)
         joined[holder] = module

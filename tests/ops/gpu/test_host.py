@@ -56,7 +56,7 @@ def test_integers_of_another_dtype_are_refused(op: str) -> None:
     """As after ``module.type(torch.float64)``."""
     module = collection(4, names="qr map")
     layout = Layout(*(tensor.double() for tensor in module.layout))
-    with pytest.raises(ValueError, match=r"the layout is torch.float64 but must be int64"):
+    with pytest.raises(TypeError, match=r"layout \(torch.float64, .*\) must be torch.int64"):
         calls(module.stored.detach(), layout)[op]()
 
 

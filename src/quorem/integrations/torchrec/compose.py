@@ -56,12 +56,8 @@ class Unpooled(nn.Module):
         """The vectors ``[N, width]`` of composed, perhaps pooled, rows: narrow ones times the matrix of their table."""
         if not feature.spec.is_narrow:
             return composed
-        matrix = self.matrix(feature.table).to(composed.dtype)
+        matrix = self.projections[self.narrow.index(feature.table)].to(composed.dtype)
         return (composed.reshape(-1, feature.spec.width) @ matrix).view(len(composed), feature.width)
-
-    def matrix(self, table: str) -> Tensor:
-        """The matrix of a table with narrow rows."""
-        return cast(Tensor, self.projections[self.narrow.index(table)])
 
     def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
         """Compose each feature's vectors."""

@@ -13,11 +13,34 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode
-from ...ops.search import Searcher
-from ...ops.unique import Unique, unique_by_segment
 from ..features import Feature, StoredTable
 from ..shards import Shards
 from .rows import RowNumbers
+
+
+class Unique(NamedTuple):
+    """The distinct values of each segment, rising."""
+
+    values: Tensor  # int64 [U], segment by segment
+    inverse: Tensor  # int64 [N]: the position in ``values`` of each value that was given
+    counts: list[int]  # distinct values of each segment
+
+
+def unique_by_segment(values: Tensor, bounds: Sequence[int]) -> Unique:
+    """The distinct values of ``values[bounds[s]:bounds[s + 1]]`` for each s; ``bounds`` go from 0 to N.
+
+    >>> unique = unique_by_segment(torch.tensor([7, 7, 3, 7]), [0, 3, 4])
+    >>> unique.counts, unique.values[unique.inverse].tolist()
+    ([2, 1], [7, 7, 3, 7])
+    """
+    parts, inverse = [values[:0].long()], [values[:0].long()]
+    counts: list[int] = []
+    for first, last in pairwise(bounds):
+        distinct, positions = torch.unique(values[first:last].long(), return_inverse=True)
+        inverse.append(positions + sum(counts))
+        parts.append(distinct)
+        counts.append(len(distinct))
+    return Unique(torch.cat(parts), torch.cat(inverse), counts)
 
 
 class Lookup(NamedTuple):
@@ -63,7 +86,6 @@ class UniqueRows(RowNumbers):
         super().__init__(features, id_lists, [], keys, weighted, on_invalid_id)
         self.shards = shards
         self.first_shards = [0, *accumulate(map(len, shards.groups))]  # number of the first shard of each group
-        self.search = Searcher()
 
     @property
     def stored(self) -> list[StoredTable]:
@@ -100,7 +122,7 @@ class UniqueRows(RowNumbers):
         reads_of_shard: list[list[tuple[Lookup, int, Tensor]]] = [[] for _ in self.stored]
         for f, values, unread in zip(self.features, ids, self._unread(ids), strict=True):
             valid = values if unread is None else values.clamp(0, f.spec.num_embeddings - 1)
-            reads = f.reads(valid, self.id_lists, self.search)
+            reads = f.reads(valid, self.id_lists)
             used = None if len(f.parts) == 1 else reads.used
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(f.parts))

@@ -3,8 +3,7 @@
 From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
 ``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
 turns tensors into what these take, ``scratch`` gives memory, and ``sharing`` says which slots are summed together.
-``launch_lookup``, ``launch_gradients`` and ``launch_rules`` are the ops. ``unique`` and ``search``
-stand by themselves.
+``launch_lookup``, ``launch_gradients`` and ``launch_rules`` are the ops.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from ..layout import Layout
-from ..words import words_on_cpu
 
 
 def compile_seconds() -> float:
@@ -26,7 +24,12 @@ def compile_seconds() -> float:
 
 def word_bytes(layout: Layout) -> int:
     """Bytes of the words in which the kernels find ids of lists; 0 where there are no kernels."""
-    return words_on_cpu(layout).maps.nbytes if kernels() else 0
+    if not kernels():
+        return 0
+    from .launch import kernel_layout
+
+    known = kernel_layout(layout)
+    return 0 if known is None else known.maps.nbytes - layout.maps.nbytes
 
 
 @cache

@@ -1,20 +1,20 @@
 """From tensors to what the kernels take: the ids of a batch and the rows that they read."""
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..codes import NARROW, row_bytes
-from ..layout import Layout
+from ..layout import Layout, check_rows, num_rows_read
 from ..lookup import CodeOptions
+from ..per_tensor import PerTensor
 from ..rows import IdBatch, accumulator
-from ..words import Words, words_on_cpu
+from ..words import with_words
 from . import lookup
 from .pages import in_huge_pages
-from .source import Source, source_fits
 
 # What the kernels take as ``kind`` (see ``vector``).
 KINDS = {
@@ -47,7 +47,6 @@ def kernel_input(
     stored: Tensor,
     layout: Layout,
     grad: Tensor | None = None,
-    check: bool = True,
     codes: CodeOptions = _NO_CODES,
 ) -> KernelInput | None:
     """What kernels take of a batch; None if they cannot take it.
@@ -57,7 +56,6 @@ def kernel_input(
         stored: what they read from.
         layout: of ``stored``.
         grad: of the vectors, where there is one.
-        check: raise ValueError if ``stored`` does not have all rows of its layout; else the kernel has to look.
         codes: of ``stored``, where its rows are quantized.
     """
     ids, offsets, sample_weights, mean = batch
@@ -68,28 +66,27 @@ def kernel_input(
         size, rest = divmod(len(offsets) - 1, features)
         fits = ids.dim() == 1 and not rest and (sample_weights is None or sample_weights.shape == ids.shape)
     kind = _kind(ids, stored, layout, grad, size, codes)
-    if kind is None or not fits:
+    known = kernel_layout(layout) if fits and kind is not None else None
+    if known is None:
         return None
     stored = stored.contiguous()
+    check_rows(stored, known.num_rows)
+    rows = (stored.data_ptr(), width, *known.fields)
     if offsets is None:
         if grad is not None and ids.nbytes >= COPIED_BY_FEATURE:
             ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()
-        source, words = _source(stored, width, layout, ids, *ids.stride(), size, 0, 0, 0)
-        if check and not source_fits(source):
-            raise_misfit(source)
-        return KernelInput(kind, source, size, size * features, size, (ids, stored, words))
+        source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), *ids.stride(), size, 0, 0, 0)
+        return KernelInput(kind, source, size, size * features, size, (ids, stored, known))
     ids, offsets = ids.contiguous(), offsets.long().contiguous()
     entries = ids.new_empty(ids.shape, dtype=torch.int32)  # the batch entry of each id
     factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
     weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
     jagged = (offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
-    source, words = _source(stored, width, layout, ids, 1, 0, size, *jagged)
-    if not source_fits(source):
-        raise_misfit(source)
+    source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), 1, 0, size, *jagged)
     if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return KernelInput(kind, source, size, len(ids), longest, (ids, stored, words, offsets, entries, factors))
+    return KernelInput(kind, source, size, len(ids), longest, (ids, stored, known, offsets, entries, factors))
 
 
 def _kind(
@@ -103,41 +100,48 @@ def _kind(
         kind = CODE_KINDS.get((bits, width <= NARROW)) if fits else None
     if ids.dtype not in (torch.int32, torch.int64):
         return None
-    for tensor in layout:
-        if not tensor.is_contiguous():
-            return None
-    num_slots, num_partitions, _ = layout.parts.shape
-    if num_partitions > MOST_PARTITIONS:
-        return None
-    if grad is not None and (grad.dtype != stored.dtype or grad.shape != (size, num_slots, stored.shape[1])):
+    if grad is not None and (grad.dtype != stored.dtype or grad.shape != (size, len(layout.slots), stored.shape[1])):
         return None
     return kind
 
 
-def _source(
-    stored: Tensor, width: int, layout: Layout, ids: Tensor, *rest: int
-) -> tuple[tuple[int, ...], Words | None]:
-    """The fields of ``Source`` in their order, of which ``rest`` are those from ``entry_stride`` on; and its words.
+class KernelLayout(NamedTuple):
+    """A layout that was checked, as kernels take it."""
+
+    stamp: tuple[int, ...]
+    num_rows: int  # that ``stored`` must have
+    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``num_features``
+    maps: Tensor  # with the words of lists
+    kept: tuple[Tensor, ...]  # with the addresses of ``fields`` and ``stamp``; not ``layout.slots``: this dies with it
+
+
+_layouts = PerTensor()  # layout.slots -> KernelLayout
+
+
+def kernel_layout(layout: Layout) -> KernelLayout | None:
+    """A layout as kernels take it, kept until one of its tensors changes; None if they cannot take it.
 
     Raises:
-        TypeError: if a tensor of the layout is not int64; ``ranks`` may be int32.
+        TypeError, ValueError: as ``num_rows_read``.
     """
+    stamp, known = _stamp(layout), _layouts.get(layout.slots)
+    if known is not None and known.stamp == stamp:
+        return cast(KernelLayout, known)
+    if layout.parts.shape[1] > MOST_PARTITIONS or not all(t.is_contiguous() for t in layout):
+        return None
+    num_rows, words = num_rows_read(layout), with_words(layout, layout.slots)
+    tensors = (words.slots, layout.parts, words.maps, layout.spans)
+    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0])
+    fields = (*(tensor.data_ptr() for tensor in tensors), *sizes)
+    kept = (*layout[1:], words.slots) if words.levels else layout[1:]
+    return _layouts.set(layout.slots, KernelLayout(stamp, num_rows, fields, words.maps, kept))
+
+
+def _stamp(layout: Layout) -> tuple[int, ...]:
+    """Numbers of which one changes if a tensor is written to or its memory is exchanged."""
     slots, parts, maps, spans, ranks = layout
-    dtypes = slots.dtype == parts.dtype == maps.dtype == spans.dtype == torch.int64
-    if not dtypes or ranks.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
-    slots_address = slots.data_ptr()
-    tensors = (slots_address, parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
-    sizes = (*parts.shape[:2], maps.shape[0], spans.shape[0], ranks.shape[0], int(ranks.dtype == torch.int64))
-    words, searched = None, (0, slots_address, 0)
-    if ranks.shape[0]:
-        words = words_on_cpu(layout)
-        searched = (words.maps.data_ptr(), words.slots.data_ptr(), words.levels)
-    rows = (stored.data_ptr(), stored.shape[0], width)
-    return (*rows, *tensors, *sizes, *searched, ids.data_ptr(), int(ids.dtype == torch.int64), *rest), words
-
-
-def raise_misfit(source: tuple[int, ...]) -> NoReturn:
-    """Say that ``stored`` and its layout do not belong together."""
-    rows = Source(*source).num_rows
-    raise ValueError(f"stored ({rows} rows) must have every row that its layout names: was one of them replaced?")
+    addresses = (slots.data_ptr(), parts.data_ptr(), maps.data_ptr(), spans.data_ptr(), ranks.data_ptr())
+    try:
+        return (slots._version, parts._version, maps._version, spans._version, ranks._version, *addresses)
+    except RuntimeError:  # tensors that were made in inference mode do not count writes
+        return (*(hash(tensor.numpy().tobytes()) for tensor in layout), *addresses)

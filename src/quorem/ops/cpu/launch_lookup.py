@@ -14,9 +14,9 @@ from ..layout import Layout
 from ..lookup import CodeOptions, count_invalid_
 from ..rows import IdBatch, accumulator, raise_out_of_range
 from . import lookup as kernels
-from .launch import KINDS, KernelInput, kernel_input, raise_misfit
+from .launch import KINDS, KernelInput, kernel_input
 from .pages import in_huge_pages
-from .source import BLOCK, INVALID_IDS, MISFIT
+from .source import BLOCK, INVALID_IDS
 from .threads import run_tasks, threads_for
 
 STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
@@ -32,7 +32,7 @@ def lookup(
     **codes: Unpack[CodeOptions],
 ) -> Tensor:
     """``ops.lookup.lookup``, or IndexError for an id out of range."""
-    inputs = kernel_input(batch, stored, layout, check=False, codes=codes)
+    inputs = kernel_input(batch, stored, layout, codes=codes)
     if inputs is None:
         return NotImplemented
     dtype = wanted = codes.get("dtype", stored.dtype)
@@ -57,11 +57,8 @@ def _write_vectors(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
     threads = threads_for(out.numel() * layout.parts.shape[1])
     if threads == 1:
         status: int = kernels.lookup(*fixed, 0, inputs.size)
-    else:
-        status = run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(inputs.size, threads), threads)
-    if status == MISFIT:
-        raise_misfit(inputs.source)
-    return status
+        return status
+    return run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(inputs.size, threads), threads)
 
 
 def _write_pooled(inputs: KernelInput, layout: Layout, out: Tensor) -> int:

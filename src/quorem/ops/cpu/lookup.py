@@ -8,10 +8,8 @@ from .rows import prefetch_words, rows_bytes, rows_to_compose
 from .source import (
     BLOCK,
     INVALID_IDS,
-    MISFIT,
     VALID,
     Source,
-    fits,
     has_both,
     id_item,
     multiplies,
@@ -69,11 +67,9 @@ def lookup(kind, source, out_kind, out, streamed, first, last):
     """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last`` as numbers of ``out_kind``.
 
     Returns:
-        VALID, INVALID_IDS or MISFIT.
+        VALID or INVALID_IDS.
     """
     source = Source(*source)
-    if not fits(source):
-        return MISFIT
     S, W = source.num_slots, source.width
     rows = reserve(rows_bytes(source))
     any_invalid = False

@@ -28,13 +28,12 @@ from ..layout import (
     REST,
     SHIFT,
     SIZE,
-    SLOT_COLUMNS,
     STRIDE,
 )
 from ..words import DIGIT
 from .codes import row_bytes
 from .compiled import helper
-from .memory import INT32, INT64, item, num_bits, prefetch, put
+from .memory import INT64, item, num_bits, prefetch, put
 from .source import BLOCK, has_both, id_item, num_hot, num_numbers, part_item, partitions_of, slot_item
 
 _EXACT = 2**52
@@ -76,7 +75,7 @@ def prefetch_words(source, s, first, n):
     shift = DIGIT * source.levels
     if source.levels == 0 or slot_item(source, s, HOT) < 0 or slot_item(source, s, LIMIT) >> shift < _FEW_WORDS:
         return
-    words = source.words + item(INT64, source.word_slots, s * SLOT_COLUMNS + HOT) * 8
+    words = source.maps + slot_item(source, s, HOT) * 8
     step = source.entry_stride
     start = first * step + slot_item(source, s, FEATURE) * source.feature_stride
     for i in range(n):
@@ -152,20 +151,18 @@ def _find_own(source, s, n, ids, rows):
             _put_place(x if x < hot else place, i, num_own, base, pitch, ids, rows)
         return
     in_hot, in_cold = ids + BLOCK * 8, rows
-    _search(source, s, HOT, hot, n, ids, in_hot)
+    _search(source, start, n, ids, in_hot)
     if has_rest:
-        _search(source, s, COLD, rest - hot, n, ids, in_cold)
+        _search(source, slot_item(source, s, COLD), n, ids, in_cold)
         for i in range(n):
-            x, hot_place = item(INT64, ids, i), min(item(INT64, in_hot, i), 2 * hot)
-            cold_place = min(item(INT64, in_cold, i), 2 * (rest - hot))
+            x, hot_place, cold_place = item(INT64, ids, i), item(INT64, in_hot, i), item(INT64, in_cold, i)
             place = num_own + (cold_place >> 1) if cold_place & 1 else hot
             place = hot_place >> 1 if hot_place & 1 else place
             _put_place(x if x < 0 else place, i, num_own, base, pitch, ids, rows)
     else:
         for i in range(n):
-            x, place = item(INT64, ids, i), min(item(INT64, in_hot, i), 2 * hot)
-            cold = num_own + min(max(x - (place >> 1), 0), rest - hot - 1)  # lists that do not rise must do no harm
-            place = place >> 1 if place & 1 else cold
+            x, place = item(INT64, ids, i), item(INT64, in_hot, i)
+            place = place >> 1 if place & 1 else num_own + x - (place >> 1)
             _put_place(x if x < 0 else place, i, num_own, base, pitch, ids, rows)
 
 
@@ -176,40 +173,21 @@ def _put_place(place, i, num_own, base, pitch, numbers, rows):
 
 
 @helper
-def _rank(source, position):
-    """An entry of ``ranks``."""
-    if source.ranks_are_int64:
-        return item(INT64, source.ranks, position)
-    return np.int64(item(INT32, source.ranks, position))
+def _search(source, start, n, ids, places):
+    """Fill ``places`` with twice how many entries of a list are below each id, plus 1 if the id is one of them.
 
-
-@helper
-def _search(source, s, column, length, n, ids, places):
-    """Fill ``places`` with twice how many of ``length`` listed ids are below each id, plus 1 if it is one of them.
-
-    Slots that were changed unseen must do no harm: words are only used for the number of ids that they were made for.
+    The words of the list are at ``start``; one is read for each level.
     """
-    start = item(INT64, source.word_slots, s * SLOT_COLUMNS + column)
-    limit = item(INT64, source.word_slots, s * SLOT_COLUMNS + LIMIT)
-    if source.levels > 0 and start >= 0 and limit == slot_item(source, s, LIMIT):
-        _search_words(source, start, n, ids, places)
-    else:
-        _bisect(source, slot_item(source, s, column), length, n, ids, places)
-
-
-@helper
-def _search_words(source, start, n, ids, places):
-    """``_search`` in the words at ``start``, one word a level."""
     shift = DIGIT * (source.levels - 1)
     for i in range(n):
-        put(INT64, places, i, item(INT64, source.words, start + (max(item(INT64, ids, i), 0) >> (shift + DIGIT))))
+        put(INT64, places, i, item(INT64, source.maps, start + (max(item(INT64, ids, i), 0) >> (shift + DIGIT))))
     for i in range(n):  # apart from the above, so that it runs in vector instructions
         put(INT64, places, i, _place_in_word(item(INT64, places, i), item(INT64, ids, i) >> shift, 1))
     while shift > 0:
         shift -= DIGIT
         for i in range(n):
             place = item(INT64, places, i)
-            word = item(INT64, source.words, place >> 1)
+            word = item(INT64, source.maps, place >> 1)
             put(INT64, places, i, _place_in_word(word, item(INT64, ids, i) >> shift, place & 1))
 
 
@@ -221,24 +199,6 @@ def _place_in_word(word, number, stored):
     """
     digit = number & 31
     return 2 * ((word >> 32) + num_bits(word & ((stored << digit) - stored))) + (stored & (word >> digit))
-
-
-@helper
-def _bisect(source, start, length, n, ids, places):
-    """``_search`` in ``ranks``, by bisection for all ids at once."""
-    for i in range(n):
-        put(INT64, places, i, 0)
-    remaining = length
-    while remaining > 0:
-        half = (remaining + 1) // 2
-        for i in range(n):
-            low = item(INT64, places, i)
-            put(INT64, places, i, low + half if _rank(source, start + low + half - 1) < item(INT64, ids, i) else low)
-        remaining -= half
-    for i in range(n):
-        low = item(INT64, places, i)
-        inside = low < length and _rank(source, start + low) == item(INT64, ids, i)
-        put(INT64, places, i, 2 * low + inside)
 
 
 @helper

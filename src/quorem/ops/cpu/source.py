@@ -1,4 +1,4 @@
-"""The layout as kernels read it, and the ids of a batch; and whether the layout's rows are all there."""
+"""The layout as kernels read it, and the ids of a batch."""
 
 from typing import NamedTuple
 
@@ -7,27 +7,19 @@ import numpy as np
 from ..layout import (
     BASE,
     BITS,
-    COLD,
     COMPOSED,
-    FEATURE,
-    HOT,
     LIMIT,
-    MAP,
     MULT,
-    OFFSET,
     OPERATION,
     OWN,
     PART_COLUMNS,
-    PITCH,
     REST,
-    SIZE,
     SLOT_COLUMNS,
-    STRIDE,
 )
-from .compiled import helper, kernel
+from .compiled import helper
 from .memory import INT32, INT64, item
 
-VALID, INVALID_IDS, MISFIT = range(3)  # what a kernel returns: the last if the layout names rows that do not exist
+VALID, INVALID_IDS = range(2)  # what a kernel returns
 BLOCK = 128  # ids at a time: all their rows are prefetched before the first is used
 
 
@@ -39,22 +31,15 @@ class Source(NamedTuple):
     """
 
     stored: int  # [R, W]
-    num_rows: int  # R
     width: int  # W
-    slots: int
+    slots: int  # HOT and COLD are where the words of a list begin in ``maps``
     parts: int
-    maps: int
+    maps: int  # with the words of lists of hot and cold ids (``ops.words``)
     spans: int
-    ranks: int
+    levels: int  # of the words; 0 if there are none
     num_slots: int  # S
     num_partitions: int  # K
-    num_map_entries: int  # M
     num_features: int  # F
-    num_ranks: int  # H
-    ranks_are_int64: int  # else int32
-    words: int  # of the lists in ``ranks`` (``ops.words``)
-    word_slots: int  # ``slots``, but HOT and COLD are where the words of a list begin
-    levels: int  # of the words; 0 if there are none
     ids: int
     ids_are_int64: int  # else int32
     entry_stride: int  # elements from an id to the same feature's id in the next batch entry
@@ -117,55 +102,3 @@ def num_hot(source, s):
 def has_both(source, s):
     """Whether some ids of a slot have rows of their own, which are its first part, and others are composed."""
     return slot_item(source, s, OWN) > 0 and partitions_of(source, s) > 1
-
-
-@helper
-def fits(source):
-    """Whether every row that the layout names is one of ``stored``.
-
-    Kernels work on plain addresses, so every op checks this once.
-    """
-    for f in range(source.num_features):
-        first, count = item(INT64, source.spans, 2 * f), item(INT64, source.spans, 2 * f + 1)
-        if first < 0 or count < 1 or first > source.num_slots - count:
-            return False
-    for s in range(source.num_slots):
-        if not _slot_fits(source, s):
-            return False
-        num_parts, num_own, numbers = partitions_of(source, s), slot_item(source, s, OWN), num_numbers(source, s)
-        for k in range(num_parts):
-            size, pitch = part_item(source, s, k, SIZE), part_item(source, s, k, PITCH)
-            last, map_start = source.num_rows - 1 - part_item(source, s, k, BASE), part_item(source, s, k, MAP)
-            if part_item(source, s, k, STRIDE) < 1 or size < 1 or pitch < 1 or last < 0 or size - 1 > last // pitch:
-                return False
-            if map_start >= 0 and map_start > source.num_map_entries - numbers:
-                return False
-            if k == 0 and size < num_own:
-                return False
-    return True
-
-
-@helper
-def _slot_fits(source, s):
-    """``fits`` for a row of ``slots``."""
-    feature, limit, num_own = slot_item(source, s, FEATURE), slot_item(source, s, LIMIT), slot_item(source, s, OWN)
-    if feature < 0 or feature >= source.num_features or limit < 1 or partitions_of(source, s) == 0:
-        return False
-    rest, composed, bits = slot_item(source, s, REST), slot_item(source, s, COMPOSED), slot_item(source, s, BITS)
-    if num_own < 0 or num_own > limit or rest < 0 or rest > limit or composed < 1 or composed > limit:
-        return False
-    if bits < 0 or bits > 62 or slot_item(source, s, OFFSET) < 0 or (bits == 0 and slot_item(source, s, OFFSET) > 0):
-        return False
-    hot, hot_start, cold_start = num_hot(source, s), slot_item(source, s, HOT), slot_item(source, s, COLD)
-    if hot < 0 or rest - hot > composed:
-        return False
-    if hot_start < 0:
-        return True
-    listed = rest - hot if rest < limit else 0
-    return hot_start <= source.num_ranks - hot and 0 <= cold_start <= source.num_ranks - listed
-
-
-@kernel
-def source_fits(source):
-    """``fits``, for ops that check before they run a kernel."""
-    return fits(Source(*source))

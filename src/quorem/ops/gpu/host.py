@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import layout as column
-from ..layout import CLOSED_FORM, MULT, NO_PADDING, NO_RANKS, UNUSED, UNUSED_PART, Layout
+from ..layout import CLOSED_FORM, MULT, NO_PADDING, UNUSED, UNUSED_PART, Layout, check_rows, num_rows_read
 from ..per_tensor import PerTensor
 from ..rows import accumulator
 from ..state import NARROW
@@ -16,23 +16,28 @@ from .fast_launch import LaunchPlan
 from .rows import TYPES
 
 WIDEST = 512  # the most columns of a row that one program handles
-LARGEST = 2**62  # limit of a layout's integers
-MOST_BITS = 62  # the most bits of a number that is mixed
 # Columns of a part in ``HostLayout.table`` after those of the layout: how ``lookup_kernel`` divides by stride and size.
 BY_STRIDE, BY_SIZE, SHIFTS = range(column.PART_COLUMNS, column.PART_COLUMNS + 3)
 TABLE_PART_COLUMNS = column.PART_COLUMNS + 3
 
 
+@dataclass(frozen=True)
+class LayoutFlags:
+    """Constants of ``lookup_kernel``: what no slot of a layout has is left out of it."""
+
+    plain: bool  # slot ``s`` reads feature ``s``; for the kernel also: ids lie as vectors do
+    padded: bool  # some slot has a padding id
+    permuted: bool  # some slot has a permutation
+    pitched: bool  # some table has rows that are several rows of ``stored``
+    mapped: bool  # some partition is an index map
+    owned: bool  # some ids have rows of their own
+    rested: bool  # some slot has a rest
+    mixed: bool  # some slot mixes its numbers over a pool
+
+
 @dataclass
 class HostLayout:
-    """A layout on the host, and values that are derived from it.
-
-    Each of ``flags`` is a constant of ``lookup_kernel``. PLAIN: slot ``s`` reads feature ``s``. PADDED, PERMUTED,
-    PITCHED, MAPPED: some slot has a padding id, a permutation, table rows that are several rows of ``stored``, or an
-    index map. OWNED, MIXED: some slot has ids with rows of their own, or mixes its numbers over a pool. LEVELS: of
-    the words in ``ranks``, 0 without lists. RESTED: some slot has a rest. MULT: the slots that read several rows all
-    multiply them (1), all add them (0), or some do one and some the other (-1).
-    """
+    """A layout on the host, and values that are derived from it."""
 
     slots: Tensor
     parts: Tensor
@@ -42,7 +47,9 @@ class HostLayout:
     table: Tensor
     num_slots: int
     num_parts: int  # K of ``table``
-    flags: dict[str, Any]
+    flags: LayoutFlags
+    levels: int  # of the words in ``maps``, 0 without lists
+    product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
     num_rows: int  # rows that ``stored`` must have at least
     device_slots: Tensor  # on the GPU
     maps: Tensor  # on the GPU, with the words of ``ranks`` if tables have lists
@@ -53,7 +60,7 @@ class HostLayout:
     @property
     def owned(self) -> bool:
         """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
-        return bool(self.flags["OWNED"] or self.flags["MIXED"])
+        return self.flags.owned or self.flags.mixed
 
     def integers(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """Slots, parts and maps as most kernels take them."""
@@ -62,7 +69,7 @@ class HostLayout:
     @property
     def row_flags(self) -> dict[str, int]:
         """Constants for ``rows.number_of`` and ``rows.row_of``."""
-        return {"OWNED": self.owned, "LEVELS": self.flags["LEVELS"]}
+        return {"OWNED": self.owned, "LEVELS": self.levels}
 
 
 _host_layouts = PerTensor()  # layout.parts -> HostLayout
@@ -72,7 +79,7 @@ def host_layout(layout: Layout) -> HostLayout:
     """The host's copy of a layout, cached; the first call waits for the GPU.
 
     Raises:
-        ValueError: if the integers are not those of a layout, such as after ``to_empty``.
+        TypeError, ValueError: as ``num_rows_read``.
     """
     known: HostLayout | None = _host_layouts.get(layout.parts)
     if known is None:
@@ -109,8 +116,7 @@ def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
         ValueError: if ids would read rows that ``stored`` does not have.
     """
     known = host_layout(layout)
-    if stored.shape[0] < known.num_rows:
-        raise ValueError(f"stored has {stored.shape[0]} rows but must have {known.num_rows}: the layout reads them")
+    check_rows(stored, known.num_rows)
     known.last_rows = stored.shape[0]
     return known
 
@@ -126,11 +132,8 @@ def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = 
 
 
 def _read(layout: Layout) -> HostLayout:
-    if any(tensor.dtype != torch.int64 for tensor in layout[:4]):
-        raise ValueError(f"the layout is {layout.parts.dtype} but must be int64")
-    device = layout.parts.device
+    num_rows, device = num_rows_read(layout), layout.parts.device
     slots, parts, spans = (tensor.to("cpu", copy=True) for tensor in (layout.slots, layout.parts, layout.spans))
-    _check(slots, parts, spans, layout.maps, layout.ranks)
     slots, maps, levels = with_words(layout, slots)
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
@@ -140,20 +143,17 @@ def _read(layout: Layout) -> HostLayout:
     largest = max(int(slots.max()), int(composed.max()), int((end + parts[..., column.PITCH]).max()), len(maps))
     if largest < 2**31 and int(slots[:, column.BITS].max()) < 32:
         table = table.int()
-    used = parts[..., column.BASE] != UNUSED
     operations = slots[(composed[..., column.BASE] != UNUSED).sum(1) > 1, column.OPERATION].unique().tolist()
-    flags = {
-        "PLAIN": bool((slots[:, column.FEATURE] == number).all()),
-        "PADDED": bool((slots[:, column.PADDING] != NO_PADDING).any()),
-        "PERMUTED": bool(((slots[:, column.MULTIPLIER] != 1) | (slots[:, column.SHIFT] != 0)).any()),
-        "PITCHED": bool((parts[..., column.PITCH] != 1).any()),
-        "MAPPED": bool((parts[..., column.MAP] != CLOSED_FORM).any()),
-        "OWNED": bool((slots[:, column.OWN] > 0).any()),
-        "LEVELS": levels,
-        "RESTED": bool((slots[:, column.REST] < slots[:, column.LIMIT]).any()),
-        "MIXED": bool((slots[:, column.BITS] > 0).any()),
-        "MULT": -1 if len(operations) > 1 else int(operations == [MULT]),
-    }
+    flags = LayoutFlags(
+        plain=bool((slots[:, column.FEATURE] == number).all()),
+        padded=bool((slots[:, column.PADDING] != NO_PADDING).any()),
+        permuted=bool(((slots[:, column.MULTIPLIER] != 1) | (slots[:, column.SHIFT] != 0)).any()),
+        pitched=bool((parts[..., column.PITCH] != 1).any()),
+        mapped=bool((parts[..., column.MAP] != CLOSED_FORM).any()),
+        owned=bool((slots[:, column.OWN] > 0).any()),
+        rested=bool((slots[:, column.REST] < slots[:, column.LIMIT]).any()),
+        mixed=bool((slots[:, column.BITS] > 0).any()),
+    )
     return HostLayout(
         slots,
         parts,
@@ -162,7 +162,9 @@ def _read(layout: Layout) -> HostLayout:
         len(slots),
         composed.shape[1],
         flags,
-        int(end[used].max()),
+        levels,
+        -1 if len(operations) > 1 else int(operations == [MULT]),
+        num_rows,
         device_slots=slots.to(device),
         maps=maps,
     )
@@ -192,40 +194,3 @@ def reciprocals(parts: Tensor) -> Tensor:
     shifts = (divisors[..., None] > 2 ** torch.arange(31, device="cpu")).sum(-1)
     multipliers = ((1 << 31 + shifts) + divisors - 1) // divisors
     return torch.cat([multipliers, shifts[..., :1] + (shifts[..., 1:] << 5)], -1)
-
-
-def _check(slots: Tensor, parts: Tensor, spans: Tensor, maps: Tensor, ranks: Tensor) -> None:
-    """Raise ValueError if the integers would make a kernel access memory outside its arrays."""
-    feature, limit, composed = slots[:, column.FEATURE], slots[:, column.LIMIT], slots[:, column.COMPOSED]
-    multiplier, shift = slots[:, column.MULTIPLIER], slots[:, column.SHIFT]
-    own, rest, offset, bits = (slots[:, c] for c in (column.OWN, column.REST, column.OFFSET, column.BITS))
-    stride, size, base, pitch, start = parts.unbind(-1)  # in the order of the columns
-    fits = (
-        ((feature >= 0) & (feature < len(spans)) & (limit > 0) & (limit < 2**63 - 1)).all()
-        & ((own >= 0) & (own <= limit + 1) & (rest >= 0) & (rest <= limit)).all()
-        & ((multiplier > 0) & (multiplier <= composed) & (shift >= 0) & (shift < composed)).all()
-        & ((stride > 0) & (pitch > 0) & (base >= UNUSED) & (base < LARGEST)).all()
-        & ((size > 0) & (size < LARGEST // pitch.clamp(min=1))).all()
-        & ((start == CLOSED_FORM) | ((start >= 0) & (composed[:, None] <= len(maps) - start))).all()
-        & ((spans >= 0) & (spans <= len(slots)) & (spans.sum(1, keepdim=True) <= len(slots))).all()
-    )
-    if fits:
-        has_rest = (rest < limit).long()
-        hot, num_cold = own - has_rest, rest - own + has_rest
-        ranked = slots[:, column.HOT] != NO_RANKS
-        listed = torch.where(has_rest > 0, num_cold, 0)
-        fits &= (
-            ((hot >= 0) & (num_cold >= 0) & (composed == num_cold.clamp(min=1))).all()
-            & ((own == 0) | ((base[:, 0] >= 0) & (size[:, 0] == own) & (start[:, 0] == CLOSED_FORM))).all()
-            & ((bits >= 0) & (bits <= MOST_BITS) & (offset >= 0)).all()
-            & ((bits == 0) | (offset <= (1 << bits.clamp(0, MOST_BITS)) - composed)).all()
-            & ((slots[:, column.GROUP] >= 0) & (slots[:, column.GROUP] < len(slots))).all()
-            & (~ranked | (slots[:, column.HOT] >= 0) & (slots[:, column.HOT] <= len(ranks) - hot)).all()
-            & (~ranked | (slots[:, column.COLD] >= 0) & (slots[:, column.COLD] <= len(ranks) - listed)).all()
-        )
-        mapped = torch.stack([start, composed[:, None].expand_as(start), size], -1)[start != CLOSED_FORM]
-        for first, length, buckets in mapped.unique(dim=0).tolist():
-            part = maps[first : first + length]
-            fits &= bool((part.min() >= 0) & (part.max() < buckets))
-    if not fits:
-        raise ValueError("the layout's integers are none of a layout: were they replaced, or never initialized?")

@@ -1,5 +1,6 @@
 """The composed lookup and the composed bag of a whole collection, one launch each; and the count of invalid ids."""
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -79,16 +80,18 @@ def divided(i, multiplier, shift):
 def lookup_kernel(
     ids, stored, ends, out, invalid, table, maps, B, id_stride,
     S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    COUNT: tl.constexpr, NBITS: tl.constexpr, PLAIN: tl.constexpr, PADDED: tl.constexpr, PERMUTED: tl.constexpr,
-    PITCHED: tl.constexpr, MAPPED: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, RESTED: tl.constexpr,
-    MIXED: tl.constexpr, MULT: tl.constexpr,
+    NBITS: tl.constexpr, LEVELS: tl.constexpr, MULT: tl.constexpr, FLAGS: tl.constexpr,
 ):  # fmt: skip
     """T vectors that follow each other in the output, of one slot after another: K rows each, combined in ACC.
 
-    ``table`` and the flags from PLAIN on come from ``HostLayout``. PLAIN means also that ids lie as vectors do. With
-    COUNT, the first slot of a feature adds the number of its ids outside the table to ``invalid``. With NBITS, rows are
-    stored in so many bits a number. A row of an id's own takes the place of the first of K.
+    ``table``, LEVELS, MULT (``product``) and FLAGS come from ``HostLayout``. If there is an ``invalid``, the first slot
+    of a feature adds the number of its ids outside the table to it. With NBITS, rows are stored in so many bits a
+    number. A row of an id's own takes the place of the first of K.
     """
+    PLAIN: tl.constexpr = FLAGS.plain
+    PITCHED: tl.constexpr = FLAGS.pitched
+    OWNED: tl.constexpr = FLAGS.owned
+    RESTED: tl.constexpr = FLAGS.rested
     begin = tl.program_id(0).to(tl.int64) * T
     turn = tl.program_id(0) % S * T % S + tl.arange(0, T)
     slot = table + turn % S
@@ -100,14 +103,14 @@ def lookup_kernel(
     i = tl.load(ids + source, mask=inside, other=-1)
     limit = tl.load(slot + S * LIMIT)
     valid = (i >= 0) & (i < limit)
-    if COUNT:
+    if invalid is not None:
         wrong = inside & (valid == 0)
         if not PLAIN:
             wrong = wrong & (tl.load(slot + S * SLOT_COLUMNS) != 0)
         count = tl.sum(wrong.to(tl.int32))
         if count > 0:
             tl.atomic_add(invalid, count.to(tl.int64), sem="relaxed")
-    if PADDED:
+    if FLAGS.padded:
         valid = valid & (i != tl.load(slot + S * PADDING))
     i = tl.where(valid, i, 0).to(table.dtype.element_ty)
     if OWNED:
@@ -124,9 +127,9 @@ def lookup_kernel(
         own_row += tl.load(slot + S * (SLOT_COLUMNS + 1))
         i = tl.where(is_own, 0, place - own)
         limit = tl.load(slot + S * COMPOSED)
-    if PERMUTED:
+    if FLAGS.permuted:
         i = permuted(i, tl.load(slot + S * MULTIPLIER), tl.load(slot + S * SHIFT), limit).to(table.dtype.element_ty)
-    if MIXED:
+    if FLAGS.mixed:
         bits = tl.load(slot + S * BITS)
         i = tl.where(bits > 0, mixed(i + tl.load(slot + S * OFFSET), bits), i)
     for c in range(0, W, C):
@@ -135,7 +138,7 @@ def lookup_kernel(
         for k in tl.static_range(K):
             part = slot + S * (SLOT_COLUMNS + 3 + TABLE_PART_COLUMNS * k)
             base, bucket = tl.load(part + S * BASE), bucket_at(i, part, S)
-            if MAPPED:
+            if FLAGS.mapped:
                 start = tl.load(part + S * MAP).to(tl.int64)
                 entry = tl.load(maps + start + i, mask=valid & (start >= 0), other=0)
                 bucket = tl.where(start >= 0, entry.to(table.dtype.element_ty), bucket)
@@ -188,7 +191,7 @@ def composed(
 def bag_kernel(
     ids, offsets, sample_weights, stored, ends, out, slots, parts, maps, B, S,
     W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    WEIGHTED: tl.constexpr, MEAN: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, NBITS: tl.constexpr,
+    MEAN: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one slot, C columns at a time."""
     s = tl.program_id(0) % S
@@ -209,7 +212,7 @@ def bag_kernel(
             i = tl.where(valid, i, 0)
             part = part_at(parts, s * K)
             x = composed(i, valid, stored, ends, slot, part, maps, columns, c, W, K, C, ACC, OWNED, LEVELS, NBITS)
-            if WEIGHTED:
+            if sample_weights is not None:
                 x *= tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
             total += x
         if MEAN:
@@ -267,14 +270,14 @@ def _vectors(ids: Tensor, rows: RowFields, host: HostLayout, invalid: Tensor | N
         return out
 
     def launches() -> None:
-        flags = host.flags if stride == num_slots else host.flags | {"PLAIN": False}
+        flags = host.flags if stride == num_slots else replace(host.flags, plain=False)
         columns = columns_of(width, bits)
         block = 64 if columns <= 16 and size * num_slots >= MANY_VECTORS else 32
         launch(
             lookup_kernel, (cdiv(size * num_slots, block),),
             ids, stored, ends, out, invalid, host.table, host.maps, size, stride, S=num_slots, W=width,
             K=host.num_parts, T=block, C=columns, ACC=StoredRows(*rows).accumulator,
-            COUNT=invalid is not None, NBITS=bits, **flags, num_warps=1,
+            NBITS=bits, LEVELS=host.levels, MULT=host.product, FLAGS=flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored,) if invalid is None else (stored, invalid)
@@ -297,7 +300,7 @@ def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) 
             bag_kernel, (cdiv(size, block) * len(slots),),
             *read[:3], rows.stored, rows.ends, out, slots, parts, maps, size, len(slots),
             W=rows.width, K=parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
-            WEIGHTED=read.sample_weights is not None, MEAN=read.mean, **host.row_flags, NBITS=rows.bits,
+            MEAN=read.mean, **host.row_flags, NBITS=rows.bits,
             num_warps=warps,
         )  # fmt: skip
     return out

@@ -274,7 +274,7 @@ def sum_by_row(
     sums = scratch(stored, max(r.num_places for r in places.ranges), width, dtype=accumulator(stored))
     num_claimed = max(1, *(r.num_places - r.num_direct for r in places.ranges))
     rows, pairs = scratch(stored, num_claimed, dtype=row_dtype(stored)), None
-    if host.flags["PITCHED"]:
+    if host.flags.pitched:
         pairs = scratch(stored, num_claimed, dtype=torch.int32)
     columns = min(power_of_2(width), 64)
     block = max(32, min(64, 512 // columns))
@@ -299,6 +299,6 @@ def sum_by_row(
             grad, ids, offsets, sample_weights, stored, sums, *claims, places.table, counted, slots, parts, maps, size,
             batch.stride, num_slots, r.first_pair // k, programs, W=width, K=k, T=block, C=columns,
             ACC=TYPES[stored.dtype], JAGGED=batch.jagged, WEIGHTED=sample_weights is not None, MEAN=mean,
-            COUNT_STEP=counted is not None, EACH=each, PRODUCTS=host.flags["MULT"] != 0, **host.row_flags, num_warps=1,
+            COUNT_STEP=counted is not None, EACH=each, PRODUCTS=host.product != 0, **host.row_flags, num_warps=1,
         )  # fmt: skip
         yield Sums(sums, *claims, places.table, rows, pairs), r

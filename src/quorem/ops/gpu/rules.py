@@ -146,7 +146,7 @@ def update_(
 ) -> Any:
     """``ops.rules.update_`` in three launches for each range of slots."""
     host = fused_layout(stored, layout, whole_rows=True, any_order=True) if RULES[rule].fused else None
-    if host is None or (rule == "rowwise_adagrad" and host.flags["PITCHED"]):
+    if host is None or (rule == "rowwise_adagrad" and host.flags.pitched):
         return NotImplemented
     lagging, step = RULES[rule].lags, state.step
     if not grad.numel() or not batch.ids.numel():
@@ -175,10 +175,10 @@ def update_(
                 *sums, stored, lr, *averages, last, step, rule_constants, loss_scale, clip_value or 0.0,
                 seed_bits(rounding_seed), layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
                 W=width, K=layout.parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule,
-                CLIPPED=clip_value is not None, SCALED=loss_scale is not None, PITCHED=host.flags["PITCHED"],
+                CLIPPED=clip_value is not None, SCALED=loss_scale is not None, PITCHED=host.flags.pitched,
                 ROUNDED=rounds(stored, rounding_seed), num_warps=8,
             )  # fmt: skip
-            if loss_scale is not None and host.flags["PITCHED"] and r.num_claimers:  # pieces of rows read the claims
+            if loss_scale is not None and host.flags.pitched and r.num_claimers:  # pieces of rows read the claims
                 size = cdiv(r.num_places - r.num_direct, 1024)
                 launch(release_kernel, (size,), sums.claims, sums.counts, sums.rows, r.first_row, size, T=1024)
 
