@@ -190,10 +190,57 @@ def fits() -> str:
     return markdown(("scheme", "frequencies", "seconds", "MB beside the tables"), *rows)
 
 
+CATALOGUE_SCHEMES = {"qr": '`QR(60, operation="add")`', "pool": "`HotCold` over a pool", "mult": "`QR(60)`, `mult`"}
+
+
+def catalogue() -> str:
+    """Time and memory of ``topk`` and ``cross_entropy`` against the full table."""
+    result = results("catalogue")
+    rows = []
+    for run in result["rows"]:
+        factor = run["full_ms"] / run["ms"]
+        rows.append(
+            (
+                f"`{run['op']}`",
+                CATALOGUE_SCHEMES[run["scheme"]],
+                f"{run['n'] / 1e6:.1f}M",
+                str(run["batch"]),
+                f"{short(run['ms'])} ms",
+                f"{short(run['full_ms'])} ms",
+                f"**{short(factor)}x**" if factor >= 1 else f"{short(factor)}x",
+                f"{run['bytes'] / 1e6:,.0f} MB",
+                f"{run['full_bytes'] / 1e6:,.0f} MB",
+            )
+        )
+    head = ("", "scheme", "items", "queries", "time", "full table", "faster", "memory", "full table")
+    return f"{machine(result)}{markdown(head, *rows)}"
+
+
+def catalogue_quality() -> str:
+    """Recall@20 with its standard error, NDCG@20, and bytes of schemes for a catalogue."""
+    result = results("catalogue_quality")
+    found = {(row["log"], row["setting"], row["times"]): row for row in result["rows"]}
+    logs = list(dict.fromkeys(log for log, _, _ in found))
+    settings = list(dict.fromkeys(setting for _, setting, _ in found if setting != "full"))
+
+    def cell(row: dict[str, Any]) -> str:
+        return f"{row['recall']:.3f} ± {row['recall_error']:.3f} / {row['ndcg']:.3f}, {row['bytes'] / 1024:.0f} KB"
+
+    text = f"torch {result['versions']['torch']}, commit {result['commit']}.\n"
+    for log in logs:
+        full = found[log, "full", 1]
+        head = (f"{log}, {full['items']:,} items", "4x", "16x", "60x")
+        rows = [(setting, *(cell(found[log, setting, times]) for times in (4, 16, 60))) for setting in settings]
+        text += f"\n{markdown(head, ('full table', cell(full), '', ''), *rows)}"
+    return text
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     function.__name__: (document, function)
     for document, function in (
         ("README.md", first_minutes),
+        ("docs/catalogue.md", catalogue),
+        ("docs/catalogue.md", catalogue_quality),
         ("docs/compress.md", foreign_models),
         ("docs/appendix/fit.md", fits),
         ("docs/appendix/plan_quality.md", other_logs),

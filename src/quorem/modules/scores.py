@@ -22,7 +22,7 @@ from ..ops.rows import IdBatch, reads_of, rows_read
 from ..paper.partitions import are_digits
 from .lookup import Tables
 
-BLOCK_NUMBERS = 2**22  # scores, or numbers of composed vectors, that are in memory at once
+BLOCK_NUMBERS = 2**24  # scores, or numbers of composed vectors, in memory at once; malloc gives back blocks above 32 MB
 FEWEST_IDS = 2**10  # of a block
 
 

@@ -15,8 +15,6 @@ from ..paper.partitions import Partition
 from ..paper.schemes.frequency import cold_ids, first_of_rest
 from .lookup import Tables
 from .scores import (
-    BLOCK_NUMBERS,
-    FEWEST_IDS,
     block_scores,
     checked_queries,
     id_ranges,
@@ -25,6 +23,7 @@ from .scores import (
     scores_by_partition,
 )
 
+QUERIES = 2**10  # queries at a time
 SPARE_PAIRS = 64  # pairs that are tried beyond those expected to hold enough ids
 
 
@@ -42,7 +41,7 @@ def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Ten
         if k > most:
             left = "" if excluded is None else f", which are left of {n} for some query after exclude"
             raise ValueError(f"k ({k}) must be at most {most}{left or ', the number of ids'}")
-        shape, size = (*queries.shape[:-1], k), max(1, BLOCK_NUMBERS // (FEWEST_IDS * 4))
+        shape, size = (*queries.shape[:-1], k), QUERIES
         values, ids = queries.new_zeros(shape), torch.zeros(shape, dtype=torch.int64, device=queries.device)
         for start in range(0, len(flat), size):
             block = slice(start, start + size)
