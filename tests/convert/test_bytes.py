@@ -1,10 +1,11 @@
 """A budget holds for all that exists after the first lookup and step: tied lists, indices, narrow tables, bits."""
 
+import pytest
 import torch
 from hunt.budgets import bytes_of, step
 from torch import nn
 
-from quorem import EmbeddingCollection, Full, Table, compress_, plan, quantize_
+from quorem import EmbeddingCollection, Full, Table, compress_, optim, plan, quantize_
 
 
 def mixed(n: int) -> torch.Tensor:
@@ -51,6 +52,21 @@ def test_a_plan_of_a_table_that_hashes_unknown_ids_can_be_applied():
     applied = plan(tables, "2kB", optimizer=None, bits=()).applied_to(tables)
     assert applied[0].scheme.num_rest and applied[0].unknown == "rest"
     EmbeddingCollection(applied)(torch.tensor([[9999]]))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_state_counts_in_the_dtype_of_the_optimizer(sparse):
+    """One byte a number leaves room for wider rows within the same bytes."""
+    widths = {}
+    for state_dtype in ("float32", "log8"):
+        model = nn.ModuleDict({name: nn.Embedding(20_000, 16, sparse=sparse) for name in ("user", "item")})
+        optimizer = optim.Adagrad(model.parameters(), state_dtype=state_dtype)
+        counts = dict.fromkeys(model, (1e5 / (1 + torch.arange(20_000))).long())
+        compress_(model, budget=700_000, frequencies=counts)
+        step(model, optimizer)
+        assert bytes_of(model, optimizer) <= 700_000
+        widths[state_dtype] = model["user"].specs[0].width
+    assert widths["float32"] < widths["log8"]
 
 
 def test_sparse_adam_has_no_history():

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
 from quorem.fit import fit_
-from quorem.integrations.features import features_of
 from quorem.paper import schemes
 from quorem.paper.schemes import Scheme
 
@@ -77,8 +76,6 @@ def test_errors() -> None:
         HotCold(9, cold=QR(4, width=4))
     with pytest.raises(ValueError, match=r"width \(4\) of rows must be embedding_dim \(16\)"):
         Embedding(N, D, SCHEMES["add"]).row_numbers(IDS)
-    with pytest.raises(ValueError, match=r"scheme \(Full\(width=4\)\) of table 'a' must have width=None"):
-        features_of(EmbeddingCollection([Table("a", N, D, Full(width=4))]))
     with pytest.raises(ValueError, match=r"matrix must be given for narrow rows"):
         fit_([torch.empty(N, 4)], Full(width=4).spec(N, D), torch.ones(N, D))
     with pytest.raises(ValueError, match=r"dense, the table to fit, must be finite"):

@@ -13,7 +13,7 @@ from ..checks import check_int, check_mapping
 from ..modules.embedding import Embedding
 from ..modules.holders import check_not_wrapped, optimizers_of
 from ..modules.tied import TiedLinear
-from ..optimizer_names import Optimizer, check_optimizer
+from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from ..paper.schemes import Scheme
 from .build import composed_module
 from .choose import choose, kept_bytes, size_of, state_bytes
@@ -103,7 +103,10 @@ def compress_(
     optimizers = optimizers_of(group.first.weight for group in groups)
     kind = _counted(optimizer, optimizers, needed=budget is not None)
     lags = not any(isinstance(each, torch.optim.SparseAdam) for each in (optimizer, *optimizers))
-    choose(groups, next(iter(given), None), budget, kind, frequencies or {}, fit, lags)
+    counted = optimizers if optimizer is None else [optimizer]
+    state_dtypes: set[StateDtype] = {getattr(each, "state_dtype", "float32") for each in counted}
+    state_dtype: StateDtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
+    choose(groups, next(iter(given), None), budget, kind, frequencies or {}, fit, lags, state_dtype)
     for each in optimizers:
         check_followed(each, [group.first.weight for group in groups if group.choice is not None])
         for collection in collections:

@@ -10,7 +10,7 @@ from ..modules.embedding import Embedding
 from ..modules.lookup import Tables
 from ..ops import cpu, gpu
 from ..ops.layout import Layout
-from ..optimizer_names import Optimizer
+from ..optimizer_names import Optimizer, StateDtype
 from ..paper.schemes import Full, Scheme
 from ..planner import Plan, joined_modules, modules_of, plan_modules
 from ..planner.budget import parse_bytes
@@ -27,6 +27,7 @@ def choose(
     frequencies: Mapping[str, Tensor],
     fit: bool,
     lags: bool,
+    state_dtype: StateDtype = "float32",
 ) -> None:
     """Set ``choice`` of each group; or its ``reason``, if it stays as it is."""
     names = [name for group in groups for name in group.members]
@@ -35,7 +36,9 @@ def choose(
             raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     for group in groups:
         group.counts = next((frequencies[name] for name in group.members if name in frequencies), None)
-    choices = _given(scheme_or_plan, groups, names) if budget is None else _planned(groups, budget, kind, lags)
+    choices = (
+        _given(scheme_or_plan, groups, names) if budget is None else _planned(groups, budget, kind, lags, state_dtype)
+    )
     for group in groups:
         group.reason = group.reason or _reason(group, choices.get(group.name))
         group.choice = None if group.reason else choices[group.name]
@@ -75,7 +78,7 @@ def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> 
 
 
 def _planned(
-    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, lags: bool
+    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, lags: bool, state_dtype: StateDtype
 ) -> dict[str, ChosenScheme]:
     """Plan the tables that can be replaced, with the part of the budget that the other tables leave."""
     replaceable = [group for group in groups if not group.reason]
@@ -90,10 +93,20 @@ def _planned(
     counts = {group.name: group.counts for group in replaceable if group.counts is not None}
     collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
     modules = [held_by(modules_of({g.name: g.first})[0], len(g.members)) for g in replaceable]
+    if state_dtype != "float32":  # an optimizer with such a state updates rows one by one, whatever their gradient
+        modules = [replace(module, sparse=True) for module in modules]
     if not lags:  # SparseAdam, which does not train matrices
         modules = [replace(module, lags=False, row_multiple=module.tables[0].embedding_dim) for module in modules]
     modules = joined_modules(modules, collections)
-    planned = plan_modules(modules, budget, optimizer=kind, frequencies=counts, reserved=reserved, bits=())
+    planned = plan_modules(
+        modules,
+        budget,
+        optimizer=kind,
+        frequencies=counts,
+        reserved=reserved,
+        bits=(),
+        state_dtype=state_dtype,
+    )
     return {table.name: ChosenScheme(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
 
 
