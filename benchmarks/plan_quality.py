@@ -125,7 +125,8 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (network, times, setting), group in sorted(groups.items()):
         losses = [run["test"] for run in group]
         full = {run["seed"]: run["test"] for run in groups.get((network, 1, "full"), group)}
-        mean, whole = statistics.mean(losses), statistics.mean(full.values())
+        mean = statistics.mean(losses)
+        whole = statistics.mean(full[run["seed"]] for run in group if run["seed"] in full)
         row = {"network": network, "times": times, "setting": setting, "bytes": group[0]["bytes"], "test": mean}
         error = standard_error(losses)
         row |= {"error": error, "percent": 100 * (mean / whole - 1)}

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import quorem
-from quorem.integrations import lightning as quorem_lightning
 
 
 class Module(lightning.LightningModule):
@@ -41,10 +40,10 @@ class Module(lightning.LightningModule):
         return torch.optim.Adagrad([p for p in self.parameters() if id(p) not in stored], lr=0.05)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        quorem_lightning.on_save_checkpoint(self.tables, checkpoint)
+        checkpoint["tables"] = self.tables.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        quorem_lightning.on_load_checkpoint(self.tables, checkpoint)
+        self.tables.load_state_dict(checkpoint["tables"])
 
 
 def fit(folder: Path, epochs: int, resume: Path | None = None) -> tuple[Module, lightning.Trainer]:

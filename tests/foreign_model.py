@@ -51,7 +51,7 @@ def empty(kind: str, folder: Path) -> nn.Module:
 def trained(kind: str, folder: Path) -> nn.Module:
     torch.manual_seed(0)
     model = Recommender()
-    plan = quorem.plan(model, 120_000, frequencies=counts())
+    plan = quorem.plan(model, 120_000, frequencies=counts(), row_multiple=16)  # no narrow rows
     assert all(table.ranked for table in plan.tables)
     (folder / "plan.json").write_text(plan.to_json())
     quorem.compress_(model, plan if kind == "counts" else quorem.QR(4), frequencies=counts())

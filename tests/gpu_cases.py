@@ -45,7 +45,7 @@ def collection(d: int, dtype: torch.dtype = torch.float32, names: str = "") -> q
     torch.manual_seed(d)
     tables = [table for table in every_kind(d) if not names or table.name in names.split()]
     module = quorem.EmbeddingCollection(tables, device=DEVICE, dtype=dtype)
-    module.stored.data.uniform_(-0.5, 0.5)
+    torch.nn.init.uniform_(module.stored, -(1000**-0.5), 1000**-0.5)
     return module
 
 

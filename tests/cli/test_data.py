@@ -48,6 +48,11 @@ def test_without_a_terminal_each_stage_ends_with_a_line(raw, tmp_path):
     ]
 
 
+def test_a_missing_file_is_named(tmp_path):
+    done = quorem("prepare", "table", tmp_path / "none.csv", tmp_path / "out", "--label", "click")
+    assert done.exit_code == 1 and done.output == f"quorem: {tmp_path / 'none.csv'} does not exist\n"
+
+
 def test_malformed_lines_are_shown(raw, tmp_path):
     raw.write_text(raw.read_text() + "a\tb\n")
     done = quorem("prepare", "criteo", raw, tmp_path / "out")

@@ -66,7 +66,7 @@ def test_a_budget_trains_the_plan_that_plan_would_make(log: Path, tmp_path: Path
     code, output = invoke(*train, "--plan", file)
     assert code == 1 and "--budget makes a plan: leave out --plan" in output
     code, output = invoke(*train, "--collisions", 8)
-    assert code == 1 and "a plan says how tables are stored: leave out --scheme, --collisions" in output
+    assert code == 1 and "says how tables are stored: leave out --scheme, --collisions" in output
 
 
 def test_a_plan_says_what_it_costs_on_many_gpus(log: Path) -> None:
@@ -206,7 +206,7 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
     assert code == 1 and "must be what quorem plan wrote, or JSON of names and schemes" in output
     del names["other"]
     code, output = invoke(*train, "--plan", json.dumps(names), "--scheme", "hash")
-    assert code == 1 and "a plan says how tables are stored: leave out --scheme" in output
+    assert code == 1 and "says how tables are stored: leave out --scheme" in output
     file = tmp_path / "plan.json"
     assert invoke("plan", log, "--budget", "1MB", "--out", file)[0] == 0
     code, output = invoke(*train, "--plan", file, "--dim", 8)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import quorem
 from quorem.modules.lookup import Tables
-from quorem.ops import words
+from quorem.ops.cpu import launch
 
 OPTIMIZERS: dict[str, Any] = {
     "none": None,
@@ -68,8 +68,8 @@ def bytes_of(model: nn.Module, optimizer: Any) -> int:
     """Bytes of all storages of the tables, of indices over lists, and of the optimizer's state."""
     tensors = [t for table in tables_of(model) for t in (*table.parameters(), *table.buffers())]
     for table in tables_of(model):
-        kept = words._words.get(table.slots) if isinstance(table, Tables) else None
-        tensors += [kept[2].slots, kept[2].maps] if kept else []
+        known = launch._layouts.get(table.slots) if isinstance(table, Tables) else None
+        tensors += [known.maps, *known.kept] if known else []
     if isinstance(optimizer, quorem.optim.RowOptimizer):
         tensors += [t for state in optimizer.live_state().values() for t in state]
     if optimizer is not None:

@@ -40,10 +40,10 @@ class Module(LightningModule):
 
 class WithHooks(Module):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        lightning.on_save_checkpoint(self.tables, checkpoint)
+        checkpoint["tables"] = self.tables.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        lightning.on_load_checkpoint(self.tables, checkpoint)
+        self.tables.load_state_dict(checkpoint["tables"])
 
 
 def fit(module: Module, folder: Path, epochs: int, resume: Path | None = None, more: Sequence[Any] = ()) -> None:
@@ -80,17 +80,13 @@ def test_training_is_resumed(way: str, kind: str, tmp_path: Path) -> None:
 
 
 def test_checkpoints_without_the_state_are_refused(tmp_path: Path) -> None:
-    tables, checkpoint = apply_in_backward(trained("qr", tmp_path), AMSGrad, lr=0.05), {}
+    tables = apply_in_backward(trained("qr", tmp_path), AMSGrad, lr=0.05)
     with pytest.raises(ValueError, match="must hold 'quorem_table_optimizers'"):
-        lightning.on_load_checkpoint(tables, checkpoint)
-    lightning.on_save_checkpoint([tables], checkpoint)
-    checkpoint[lightning.KEY] *= 2
-    with pytest.raises(ValueError, match="state of 2 optimizers of tables but must have 1"):
-        lightning.on_load_checkpoint(tables, checkpoint)
+        lightning.callback(tables).on_load_checkpoint(None, None, {})
 
 
 def test_without_lightning_there_is_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks", "pytorch_lightning"):
+    for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="needs PyTorch Lightning"):
-        lightning.callback([])
+        lightning.callback(lambda module: module.tables)

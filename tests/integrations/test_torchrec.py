@@ -181,15 +181,14 @@ def test_a_plan_becomes_tables_in_one_call() -> None:
     draw = torch.Generator().manual_seed(0)
     counts = {n: (1e4 / (1 + torch.arange(n))).long()[torch.randperm(n, generator=draw)] for n in (900, 500, 9)}
     tables = [quorem.Table(f"t{n}", n, 8, frequencies=count) for n, count in counts.items()]
-    plan = quorem.plan(tables, "18kB", optimizer="adagrad")
+    plan = quorem.plan(tables, "18kB", optimizer="adagrad", row_multiple=4)
     assert any(isinstance(getattr(scheme, "cold", None), quorem.Pool) for scheme in plan.values()), plan
     module = EmbeddingBagCollection(plan.applied_to(tables))
     collection = integration.to_collection(module)
-    rows = collection.row_numbers(torch.stack([torch.arange(9)] * 3, 1))
-    for f, table in enumerate(tables):
-        part = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
-        stored = torch.cat([collection.stored, torch.zeros(1, 8)])  # number -1 is no row
-        torch.testing.assert_close(module(part)[table.name], stored[rows[:, f]].sum(1), rtol=1e-5, atol=1e-6)
+    features = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
+    torch.testing.assert_close(module(features).values(), expected(collection, features), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"width \(2\) of table .* for a plan, give row_multiple=4"):
+        EmbeddingBagCollection([quorem.Table("user", 100, 8, quorem.Full(width=2))])
 
 
 @SHARDS

@@ -80,12 +80,8 @@ def test_concat_of_three_partitions_is_three_times_as_wide():
 def test_names_follow_the_features():
     assert [t.name for t in tables_of((3, 4), quorem.Full())] == ["C1", "C2"]
     assert [t.name for t in tables_of((3, 4), quorem.Full(), names=("user", "item"))] == ["user", "item"]
-    with pytest.raises(ValueError, match=r"names \(1\) must be as many as cardinalities \(2\)"):
-        tables_of((3, 4), quorem.Full(), names=("user",))
 
 
 def test_wrong_options_are_named():
     with pytest.raises(ValueError, match=r"method \('multiply'\) must be one of 'full', 'hash'"):
         tables_of((3,), scheme_of("multiply"))
-    with pytest.raises(ValueError, match=r"threshold \(-1\) must be at least 0"):
-        tables_of((3,), scheme_of("mult"), threshold=-1)

@@ -20,6 +20,9 @@ def plain_errors() -> Iterator[None]:
     except BrokenPipeError:  # the reader, such as head, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         raise typer.Exit(0) from None
+    except FileNotFoundError as error:
+        typer.echo(f"quorem: {error if error.filename is None else f'{error.filename} does not exist'}", err=True)
+        raise typer.Exit(1) from error
     except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
         typer.echo(f"quorem: {error}", err=True)
         raise typer.Exit(1) from error

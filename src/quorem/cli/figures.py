@@ -130,7 +130,7 @@ def _print_runs(figure: "Figure") -> None:
     terminal().print(f"Runs on {figure.made.data.name}, best test log loss first:", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("run", "network", "scheme", "epochs", "log loss", "AUC", "tables", "time"):
-        table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right")
+        table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right", overflow="fold")
     for point in sorted(figure.points, key=lambda point: words.or_nan(point.test_mean)):
         table.add_row(
             ", ".join(point.runs),

@@ -90,13 +90,16 @@ def train(
     from . import training
 
     prepared = Prepared(data)
+    if budget is not None and plan is not None:
+        raise ValueError("--budget makes a plan: leave out --plan")
+    if (budget or plan) is not None and (scheme is not None or collisions is not None or threshold or force):
+        raise ValueError(
+            f"{'--plan' if budget is None else '--budget'} says how tables are stored: leave out --scheme,"
+            " --collisions, --threshold and --force"
+        )
     planned = {} if plan is None else training.plan_from(plan, prepared, dim)
     if budget is not None:
-        if plan is not None:
-            raise ValueError("--budget makes a plan: leave out --plan")
         planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype, state_dtype)
-    if planned and (scheme is not None or collisions is not None or threshold or force):
-        raise ValueError("a plan says how tables are stored: leave out --scheme, --collisions, --threshold and --force")
     bits_after: Literal[8, 4] | None = planned.get("bits") if bits is None else 8 if bits == "8" else 4
     config = RunConfig(
         data=data_identity(prepared),

@@ -106,6 +106,8 @@ def compress_(
     choose(groups, next(iter(given), None), budget, kind, frequencies or {}, fit, lags)
     for each in optimizers:
         check_followed(each, [group.first.weight for group in groups if group.choice is not None])
+        for collection in collections:
+            collection.check_followed(each)
     report, new = _replace(model, groups, collections, fit, kind, lags)
     for each in optimizers:
         report.references += follow_(each, new.by_weight)

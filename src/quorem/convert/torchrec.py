@@ -21,10 +21,10 @@ from ..optimizer_names import Optimizer
 from ..paper.schemes import Full, TableSpec
 from ..planner.footprint import TrainedStorage
 from .fill import fill_
+from .follow import exchange_, has_state
 from .groups import ChosenScheme, WeightGroup
 from .report import Entry
 from .swap import keep_
-from .torchrec_follow import follow_collection_
 
 POOLED, UNPOOLED = stock.EmbeddingBagCollection, stock.EmbeddingCollection
 OURS = (integration.EmbeddingBagCollection, integration.EmbeddingCollection)
@@ -98,7 +98,27 @@ class TorchRecCollection:
 
     def follow_(self, optimizer: torch.optim.Optimizer, new: Ours) -> list[str]:
         """Give an optimizer the parameters of quorem's collection; returns what was done."""
-        return follow_collection_(optimizer, {name: group.first.weight for name, group in self.groups.items()}, new)
+        parameters, by_weight = dict(new.named_parameters()), table_rows(new)
+        targets: dict[Tensor, list[Tensor]] = {group.first.weight: [] for group in self.groups.values()}
+        for key, rows in by_weight.items():
+            table = next(part.split(".")[1] for part in rows if part.startswith("tables."))
+            targets[self.groups[table].first.weight].append(parameters[key])
+        first = next((p for group in optimizer.param_groups for p in group["params"] if p in targets), None)
+        if first is None:
+            return []
+        # Networks and matrices replace no old parameter.
+        targets[first] += [parameters[key] for key in parameters if key not in by_weight]
+        count = len(exchange_(optimizer, targets))
+        return [f"{type(optimizer).__name__} now has the rows of {count} tables of a collection"]
+
+    def check_followed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ValueError if the collection will be replaced and an optimizer has gathered a state for its tables."""
+        is_replaced = any(group.choice is not None for group in self.groups.values())
+        if is_replaced and any(has_state(optimizer, group.first.weight) for group in self.groups.values()):
+            raise ValueError(
+                f"optimizer ({type(optimizer).__name__}) has a state of tables of {self.name}, which is not converted"
+                " to TorchRec's tables: compress the model before the optimizer's first step"
+            )
 
 
 def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRecCollection]:

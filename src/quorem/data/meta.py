@@ -79,7 +79,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     path = folder / META
     if not path.exists():
-        raise FileNotFoundError(f"{folder} is not a folder of prepared data: {path.name} is missing")
+        raise FileNotFoundError(f"{folder} is not a folder of prepared data: {path.name} is missing (quorem prepare)")
     text = files.read(path)
     try:
         values = json.loads(text)

@@ -140,10 +140,7 @@ class Prepared:
         Raises:
             ValueError: if there is no feature of that name, or its ids are hashed, raw or synthetic.
         """
-        try:
-            tokens = tokens_of(self.vocabulary_text(name))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the vocabulary of {name} in {self.path} is damaged: {error}") from None
+        tokens = tokens_of(self.vocabulary_text(name))
         return [*[None] * self.meta["first_token_id"], *tokens]
 
     def vocabulary_text(self, name: str) -> bytes:

@@ -147,23 +147,6 @@ class Feature:
         used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         return PartReads([row, *self._buckets(numbers)], used)
 
-    def row_numbers(self, ids: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor]:
-        """The row numbers of ``ids`` ``[N]``, one after another, and how many each id has ``[N]``.
-
-        Only for merged features whose table has rows outside the partitions.
-        """
-        row, numbers, composed = self._places(self._narrow(ids), id_lists)
-        extra_rows = len(self.partitions) - 1  # of a composed id, beside its first
-        counts = composed.int().mul_(extra_rows).add_(1)
-        first = counts.cumsum(0).sub_(counts)
-        (cold,) = composed.nonzero(as_tuple=True)
-        values = row.new_empty(len(ids) + extra_rows * len(cold))
-        values[first] = row + self.bases[0]
-        positions = first[cold]
-        for j, bucket in enumerate(self._buckets(numbers[cold])):
-            values[positions + j] = bucket + self.bases[1 + j]
-        return values, counts
-
     def _narrow(self, ids: Tensor) -> Tensor:
         """``ids`` in 32 bits if all numbers fit: division is faster, and half as many bytes are sent."""
         return ids.int() if max(self.spec.num_embeddings, *(t.num_rows for t in self.stored)) < 2**31 else ids.long()

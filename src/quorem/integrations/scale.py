@@ -13,9 +13,8 @@ from ..checks import check_choice, check_int
 from ..modules.collection import EmbeddingCollection, Table
 from ..ops.state import RULES
 from ..optimizer_names import Optimizer
-from .distinct import distinct_rows
 from .features import Feature, StoredTable, features_of
-from .shards import Shards, balanced_shards
+from .shards import Shards, balanced_shards, distinct_rows
 
 ID_BYTES = LENGTH_BYTES = 4  # bytes of a row number, and of the length of a bag
 

@@ -72,19 +72,7 @@ def build(
 def check_network(
     network: str, preset: str = "text", *, hidden: Sequence[int] | None = None, bottom: Sequence[int] | None = None
 ) -> None:
-    """Check the names, without building anything.
-
-    Args:
-        network: as in ``build``.
-        preset: as in ``build``.
-        hidden: as in ``build``.
-        bottom: as in ``build``.
-
-    Raises:
-        ValueError: as ``build`` does.
-
-    >>> check_network("dcn", "table1")
-    """
+    """Raise ValueError as ``build`` would for these names and widths, without building anything."""
     if preset not in PRESETS:
         raise ValueError(f"preset ({preset!r}) must be one of {', '.join(map(repr, PRESETS))}")
     if network not in NETWORKS and not custom.is_custom(network):

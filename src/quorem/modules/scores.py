@@ -22,7 +22,7 @@ from ..ops.rows import IdBatch, reads_of, rows_read
 from ..paper.partitions import are_digits
 from .lookup import Tables
 
-BLOCK_NUMBERS = 2**22  # scores that are in memory at once
+BLOCK_NUMBERS = 2**22  # scores, or numbers of composed vectors, that are in memory at once
 FEWEST_IDS = 2**10  # of a block
 
 
@@ -100,8 +100,9 @@ def composed_are_digits(module: Tables) -> bool:
 
 
 def id_ranges(module: Tables, queries: Tensor) -> Iterator[tuple[int, int]]:
-    """First and last (excluded) of all ids of the table, in blocks whose scores may be in memory at once."""
-    n, size = module.specs[0].num_embeddings, max(FEWEST_IDS, BLOCK_NUMBERS // max(len(queries), 1))
+    """First and last (excluded) of all ids, in blocks whose scores and vectors may be in memory at once."""
+    n, wide = module.specs[0].num_embeddings, max(queries.shape)  # scores of a block, or its composed vectors
+    size = max(FEWEST_IDS, BLOCK_NUMBERS // wide)
     for first in range(0, n, size):
         yield first, min(first + size, n)
 

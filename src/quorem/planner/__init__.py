@@ -13,18 +13,20 @@ How a budget becomes a plan, and the file of each step:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_choice, check_mapping
+from ..checks import FLOAT_DTYPES, check_choice, check_int, check_mapping
 from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..ops.state import RULES, check_state_dtype
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from .budget import parse_bytes, show_bytes
-from .by_count import NARROWING, Rule
+from .by_count import ALL_NARROW, FEW, NARROWING, Rule
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
 from .footprint import Form, StoredModules
@@ -53,6 +55,7 @@ def plan(
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     bits: Sequence[Literal[8, 4]] | None = None,
     state_dtype: StateDtype | Literal["auto"] = "auto",
+    row_multiple: int = 1,
 ) -> Plan:
     """Choose a scheme for each table, so that all tables fit a budget and lose as little quality as possible.
 
@@ -81,6 +84,7 @@ def plan(
         state_dtype: dtype of the optimizer's state for rows that are updated one by one: ``"float32"``, or for Adagrad
             ``"bfloat16"`` or ``"log8"`` (``quorem.optim.Adagrad(state_dtype=...)``). ``"auto"`` is ``"log8"`` where
             rows in bfloat16 or float16 would be too few otherwise, else ``"float32"``.
+        row_multiple: narrow rows have a multiple of this many numbers: 4 for TorchRec's collections.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -99,7 +103,9 @@ def plan(
     for name, options in (("dtypes", dtypes), ("bits", bits)):
         if options is not None and not isinstance(options, Sequence):
             raise TypeError(f"{name} ({options}) must be a sequence, such as ({options},)")
+    check_int("row_multiple", row_multiple, 1)
     modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
+    modules = [replace(module, row_multiple=row_multiple) for module in modules]
     if not modules:
         raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
     return plan_modules(
@@ -160,8 +166,8 @@ def plan_modules(
     tallies = [tally(table) for table in tables] if counted else []
     tried: list[Candidate] = []
 
-    def attempt(form: Form, times_narrower: int = 1) -> Candidate:
-        stored, left = StoredModules(modules, optimizer, form, dtypes, times_narrower), size - reserved
+    def attempt(form: Form, times_narrower: int = 1, few: int = 0) -> Candidate:
+        stored, left = StoredModules(modules, optimizer, form, dtypes, times_narrower, few), size - reserved
         tried.append(plan_counted(stored, tallies, left, rule) if counted else plan_evenly(stored, left))
         return tried[-1]
 
@@ -208,16 +214,17 @@ def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], rule
 
     Fewer bits of a number lose next to nothing.
     """
-    candidates = {}
+    candidates: list[tuple[float, Candidate]] = []
     if rule.times_narrower in (None, 1):
         for form in forms:
-            candidates[1] = attempt(form)
-            if candidates[1].gives_rows_to_all:
-                return candidates[1].plan
-    for times in NARROWING:
-        if times > 1 and rule.times_narrower in (None, times):
-            candidates[times] = attempt(forms[-1], times)
-    found = {times: candidate for times, candidate in candidates.items() if candidate.plan is not None}
-    if not found:
-        return None
-    return found[min(found, key=lambda times: found[times].shared + NARROWING[times])].plan
+            candidate = attempt(form)
+            if candidate.gives_rows_to_all:
+                return candidate.plan
+        candidates.append((candidate.shared, candidate))
+    for times, share in NARROWING.items():
+        for few in (FEW, 0) if times > 1 and rule.times_narrower in (None, times) else ():
+            candidate = attempt(forms[-1], times, few)
+            candidates.append((candidate.shared + share + (0 if few else ALL_NARROW), candidate))
+    return min(
+        ((share, c.plan) for share, c in candidates if c.plan is not None), key=itemgetter(0), default=(0, None)
+    )[1]

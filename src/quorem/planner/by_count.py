@@ -31,6 +31,8 @@ PARTITIONS = 2  # rows of the pool that a cold id sums
 SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
 # D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
 NARROWING = {1: 0.0, 2: 0.0125, 4: 0.03, 8: 0.07}
+# Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
+FEW, ALL_NARROW = 50, 0.05
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
 
 

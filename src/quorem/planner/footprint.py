@@ -128,6 +128,7 @@ class StoredModules:
         form: how the numbers of rows are stored.
         dtypes: dtypes that rows may have.
         times_narrower: D / d, where rows have d numbers instead of D.
+        few: ids of a table whose rows are never narrow.
     """
 
     def __init__(
@@ -137,11 +138,12 @@ class StoredModules:
         form: Form,
         dtypes: Sequence[torch.dtype] = (),
         times_narrower: int = 1,
+        few: int = 0,
     ) -> None:
         self.modules, self.optimizer, self.form, self.times_narrower = modules, optimizer, form, times_narrower
         self.tables = [table for module in modules for table in module.tables]
         self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
-        widths = [module.widths(times_narrower) for module in modules]
+        widths = [module.widths(times_narrower, few) for module in modules]
         self.widths = [width for of_module in widths for width in of_module]
         self.storages = [
             TrainedStorage(

@@ -14,8 +14,6 @@ from ..modules.lookup import Tables
 from ..paper.schemes import Full, RawCounts
 from ..paper.schemes.frequency import check_frequencies, counts_by_id
 
-FEW = 50  # ids of a table whose rows are as wide as vectors, since they cost next to nothing
-
 
 class TableToPlan(NamedTuple):
     """One table, and how often its ids occur."""
@@ -39,18 +37,18 @@ class Module:
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
     row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
 
-    def widths(self, times_narrower: int) -> list[int]:
+    def widths(self, times_narrower: int, few: int) -> list[int]:
         """Width of the rows of each table that is to be so many times narrower.
 
-        Rows have at least 2 numbers. A table of few ids, or one that would not shrink, its matrix counted, keeps its
-        width.
+        Rows have at least 2 numbers. A table of at most ``few`` ids, or one that would not shrink, its matrix counted,
+        keeps its width.
         """
         dims = [table.embedding_dim for table in self.tables]
         common = gcd(*dims)
         if common % times_narrower or common // times_narrower < 2 or common // times_narrower % self.row_multiple:
             return dims
         widths = [(dim // times_narrower, table.num_embeddings) for dim, table in zip(dims, self.tables, strict=True)]
-        return [d if n > FEW and n * d + d * dim < n * dim else dim for dim, (d, n) in zip(dims, widths, strict=True)]
+        return [d if n > few and n * d + d * dim < n * dim else dim for dim, (d, n) in zip(dims, widths, strict=True)]
 
     def row_dtype(self, dtypes: Sequence[torch.dtype], itemsize: int) -> torch.dtype:
         """The first of ``dtypes`` that has ``itemsize`` bytes, if that is allowed and narrower than the own dtype."""
@@ -116,7 +114,7 @@ def joined_modules(modules: Sequence[Module], holders: Mapping[str, int]) -> lis
     for module in modules:
         holder = holders.get(module.tables[0].name, module)
         if holder is not module:
-            module = replace(module, row_multiple=4)
+            module = replace(module, row_multiple=max(4, module.row_multiple))
         if (first := joined.get(holder)) is not None:
             module = replace(first, tables=first.tables + module.tables, sparse=True, lags=False)
         joined[holder] = module

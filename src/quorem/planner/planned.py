@@ -65,16 +65,9 @@ class PlannedTable:
     ranked: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges of fields, which may come from a file."""
+        """Check what a table is made from, which may come from a file."""
         for name in ("num_embeddings", "embedding_dim"):
             check_int(name, getattr(self, name), 1)
-        for name in ("bytes_before", "bytes", "state_bytes"):
-            check_int(name, getattr(self, name), 0)
-        for name in ("cost", "visits"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} ({getattr(self, name)!r}) must be a number of at least 0")
-        if self.traffic is not None and not all(0 <= share <= 1 for share in self.traffic):
-            raise ValueError(f"traffic ({self.traffic!r}) must be three shares")
         self.scheme.spec(self.num_embeddings, self.embedding_dim)
 
 
@@ -94,7 +87,7 @@ class PlannedPool:
 
     >>> import torch, quorem
     >>> counts = {name: 10_000 // (1 + torch.arange(9000)) for name in ("user", "item")}
-    >>> pool = quorem.plan({name: (9000, 16) for name in counts}, "300kB", frequencies=counts).pools[0]
+    >>> pool = quorem.plan({name: (9000, 16) for name in counts}, "60kB", frequencies=counts).pools[0]
     >>> pool.tables, pool.num_ids > pool.num_rows
     (('user', 'item'), True)
     """
@@ -107,15 +100,6 @@ class PlannedPool:
     bytes: int
     state_bytes: int
     traffic: float
-
-    def __post_init__(self) -> None:
-        """Check the ranges of fields, which may come from a file."""
-        for name in ("width", "num_rows", "num_ids"):
-            check_int(name, getattr(self, name), 1)
-        for name in ("bytes", "state_bytes"):
-            check_int(name, getattr(self, name), 0)
-        if not 0 <= self.traffic <= 1:
-            raise ValueError(f"traffic ({self.traffic!r}) of a pool must be a share")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -155,8 +139,6 @@ class Plan(Mapping[str, Scheme]):
         check_int("budget", self.budget, 1)
         check_optimizer(self.optimizer)
         check_choice("state_dtype", self.state_dtype, StateDtype)
-        for name in ("shared_bytes", "shared_state_bytes", "index_bytes"):
-            check_int(name, getattr(self, name), 0)
         if self.bits not in (None, *BITS):
             raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
 

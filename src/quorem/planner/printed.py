@@ -43,6 +43,7 @@ def _by_count(plan: "Plan") -> list[list[str]]:
         ids = [f"{number:,}" for number in (n, hot, n - hot - rest, rest)]
         sizes = [show_bytes(size) for size in (table.bytes_before, table.bytes, table.state_bytes)]
         about = ["full"] * isinstance(scheme, Full) + ["lists its hot and cold ids"] * table.ranked
+        about += [f"rows of {scheme.width} numbers"] if scheme.width else []
         about += [] if table.dtype == torch.float32 else [dtype_name(table.dtype)]
         rows.append([table.name, *ids, *map(_percent, table.traffic or (0, 0, 0)), *sizes, ", ".join(about)])
     for pool in plan.pools:
@@ -65,6 +66,7 @@ def _total(plan: "Plan") -> list[str]:
 
 def _whole(plan: "Plan") -> str:
     whole = f"{show_bytes(plan.bytes)} of {show_bytes(plan.budget)}"
+    whole += "" if plan.state_dtype == "float32" else f", with the state in {plan.state_dtype}"
     return f"{whole}, once rows are stored in {plan.bits} bits" if plan.bits else whole
 
 

@@ -28,17 +28,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of a step, then remove all but the last ``KEPT`` checkpoints.
-
-    Args:
-        folder: folder of the checkpoints, which is created if absent.
-        step: the step after which the tensors were taken.
-        tensors: tensors by name, on any device.
-        meta: JSON values that ``load`` returns.
-
-    Raises:
-        OSError: if the disk is full; the earlier checkpoints stay.
-    """
+    """Write the tensors and JSON values after a step, then remove all but the last ``KEPT`` checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012}.safetensors"
     write_tensors(path, KIND, tensors, {"step": step, "meta": meta})
@@ -54,12 +44,7 @@ def saved(folder: Path) -> list[tuple[int, Path]]:
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in a file.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        CorruptCheckpointError: if the file is cut off, damaged, or not a checkpoint.
-    """
+    """The checkpoint in a file; raises CorruptCheckpointError if it is cut off, damaged, or not a checkpoint."""
     try:
         file = TensorFile(path, KIND)
         step, meta = file.description.get("step"), file.description.get("meta")

@@ -63,17 +63,10 @@ def tables_of(
         embedding_dim: width of a row, D.
         names: names of the features; ``C1``, ``C2``, ... if None.
 
-    Raises:
-        ValueError: if ``threshold`` is negative, or ``names`` are not as many as ``cardinalities``.
-
     >>> [(t.embedding_dim, type(t.scheme).__name__) for t in tables_of([10, 1000], scheme_of("concat"), threshold=20)]
     [(32, 'Full'), (32, 'QR')]
     """
-    if threshold < 0:
-        raise ValueError(f"threshold ({threshold}) must be at least 0")
     names = [f"C{f + 1}" for f in range(len(cardinalities))] if names is None else names
-    if len(names) != len(cardinalities):
-        raise ValueError(f"names ({len(names)}) must be as many as cardinalities ({len(cardinalities)})")
     width = embedding_dim
     if isinstance(scheme, Composed) and scheme.operation == "concat" and scheme.dims is None and cardinalities:
         width *= len(scheme.partitions_of(max(cardinalities)))

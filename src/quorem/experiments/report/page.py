@@ -44,7 +44,12 @@ def html(figures: Sequence[Figure], headline: str = "") -> str:
     looks = styles(point.series for figure in figures for point in figure.points)
     groups = sections(figures)
     rows = [
-        PointRow(short_name(figure), name, conditions_of(point, figure.made).rows, point)
+        PointRow(
+            ", ".join(point.runs) if figure.axes.name == "runs" else short_name(figure),
+            name,
+            conditions_of(point, figure.made).rows,
+            point,
+        )
         for name, members in groups.items()
         for figure in members
         for point in figure.points

@@ -15,9 +15,8 @@ except ModuleNotFoundError as error:
 
 from .checkpoint import load, save
 from .collections import EmbeddingBagCollection, EmbeddingCollection
-from .convert import from_collection, to_collection
 from .plans import constraints
-from .state import copy_state_
+from .state import copy_state_, from_collection, to_collection
 
 __all__ = [
     "EmbeddingBagCollection",

@@ -217,7 +217,10 @@ def _checked(
             if "." in table.name:
                 raise ValueError(f"name ({f.table!r}) must not contain '.': TorchRec's tables are modules of that name")
             if table.width % 4:
-                raise ValueError(f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM")
+                raise ValueError(
+                    f"width ({table.width}) of table {table.name!r} must be a multiple of 4 for FBGEMM: for a plan,"
+                    " give row_multiple=4"
+                )
             if table != stored[table.name]:
                 raise ValueError(f"table name {table.name!r} must not be that of a pool or of another table's part")
     paths = nn.ModuleList(cast(list[PathNetworks], list(template.paths)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from math import gcd
 from typing import Any, cast
 
 import torch
@@ -57,12 +56,8 @@ class Unpooled(nn.Module):
         """The vectors ``[N, width]`` of composed, perhaps pooled, rows: narrow ones times the matrix of their table."""
         if not feature.spec.is_narrow:
             return composed
-        matrix = self.matrix(feature.table).to(composed.dtype)
+        matrix = self.projections[self.narrow.index(feature.table)].to(composed.dtype)
         return (composed.reshape(-1, feature.spec.width) @ matrix).view(len(composed), feature.width)
-
-    def matrix(self, table: str) -> Tensor:
-        """The matrix of a table with narrow rows."""
-        return cast(Tensor, self.projections[self.narrow.index(table)])
 
     def forward(self, rows: RowBatch, vectors: list[Any]) -> dict[str, JaggedTensor]:
         """Compose each feature's vectors."""
@@ -91,8 +86,8 @@ class Pooled(Unpooled):
         """Compose and pool the vectors that TorchRec did not pool, and put the features in order."""
         names, widths = [f.name for f in self.features], [f.width for f in self.features]
         num_samples = len(rows.features[0].lengths)  # for an empty batch, TorchRec got one sample
-        if pooled is not None and self.order:
-            return KeyedTensor(names, widths, _first(in_order(pooled, self.order), num_samples))
+        if pooled is not None and pooled.keys() == self.order:  # TorchRec's own order follows the plan
+            return KeyedTensor(names, widths, _first(pooled.values(), num_samples))
         columns = {} if pooled is None else {key: _first(part, num_samples) for key, part in pooled.to_dict().items()}
         by_key = _by_key(vectors)
         out = []
@@ -111,36 +106,6 @@ class Pooled(Unpooled):
 def _first(vectors: Tensor, count: int) -> Tensor:
     """The first ``count`` vectors; if these are all, without a slice, whose gradient would be a copy."""
     return vectors if len(vectors) == count else vectors[:count]
-
-
-def in_order(pooled: KeyedTensor, order: list[str]) -> Tensor:
-    """The columns of a KeyedTensor in the given order of keys; TorchRec's own order follows the plan."""
-    keys, values = pooled.keys(), pooled.values()
-    if keys == order:
-        return values
-    widths, offsets = dict(zip(keys, pooled.length_per_key(), strict=True)), pooled.offset_per_key()
-    unit = gcd(*widths.values())
-    first = {key: offset // unit for key, offset in zip(keys, offsets, strict=False)}
-    blocks = [block for key in order for block in range(first[key], first[key] + widths[key] // unit)]
-    return Reordered.apply(values, torch.tensor(blocks, device=values.device), unit)
-
-
-class Reordered(torch.autograd.Function):
-    """``values`` ``[B, C * unit]`` with its blocks of ``unit`` columns in another order: one copy each way."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, blocks: Tensor, unit: int) -> Tensor:
-        """Block j of the result is block ``blocks[j]``."""
-        ctx.save_for_backward(blocks)
-        ctx.unit = unit
-        return values.unflatten(1, (-1, unit)).index_select(1, blocks).flatten(1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Move each block of the gradient back to its place."""
-        (blocks,) = ctx.saved_tensors
-        inverse = torch.empty_like(blocks).index_copy_(0, blocks, torch.arange(len(blocks), device=blocks.device))
-        return grads[0].unflatten(1, (-1, ctx.unit)).index_select(1, inverse).flatten(1), None, None
 
 
 def _combined(feature: Feature, parts: list[Tensor]) -> Tensor:

@@ -11,9 +11,9 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.types import ParameterConstraints
 
-from ..distinct import distinct_rows
 from ..features import StoredTable
 from ..scale import traffic_of, traffic_of_shards
+from ..shards import distinct_rows
 from .collections import REPLICATED, Collection
 from .unique_rows import UniqueRows
 

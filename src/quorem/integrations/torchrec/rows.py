@@ -86,11 +86,6 @@ class RowNumbers(nn.Module):
         jagged: dict[str, Jagged] = {}
         masks = self._unread([batch.ids for batch in batches])
         for i, (f, batch, unread) in enumerate(zip(self.features, batches, masks, strict=True)):
-            if unread is None and f.spec.num_own and f.name in self.bags:  # the same without a mask [N, K]
-                values, counts = f.row_numbers(batch.ids, self.id_lists)
-                weights = None if batch.weights is None else batch.weights.repeat_interleave(counts)
-                jagged[f.name] = Jagged(values, lengths_of(counts, batch.lengths), weights)
-                continue
             ids = batch.ids if unread is None else batch.ids.clamp(0, f.spec.num_embeddings - 1)
             reads = f.reads(ids, self.id_lists)
             if unread is not None:

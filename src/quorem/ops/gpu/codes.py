@@ -42,14 +42,15 @@ def numbers_at(
             byte = tl.load(address + CODES, mask=read, other=0).to(tl.int32)
             scale = tl.where(read, ((byte << 20) + SCALE_BITS).to(tl.float32, bitcast=True), 0.0)
             return (shifted - (8388608.0 + (1 << (NBITS - 1)))) * scale
-        if CODES % 4 == 0:
-            end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
-            scale, zero = end.to(tl.int16), end >> 16
         else:
-            end = ends + row * (CODES // 2 + 2) + CODES // 2
-            scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
-        from_zero = shifted - (8388608.0 + zero.to(tl.float32))
-        return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)
+            if CODES % 4 == 0:
+                end = tl.load(ends + row * (CODES // 4 + 1) + CODES // 4, mask=read, other=0)
+                scale, zero = end.to(tl.int16), end >> 16
+            else:
+                end = ends + row * (CODES // 2 + 2) + CODES // 2
+                scale, zero = tl.load(end, mask=read, other=0), tl.load(end + 1, mask=read, other=0)
+            from_zero = shifted - (8388608.0 + zero.to(tl.float32))
+            return from_zero * scale.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 class StoredRows(NamedTuple):
