@@ -37,12 +37,12 @@ def kernels() -> dict[str, Callable[..., Any]]:
     """The fused versions, by the name of what they do; none where they cannot be compiled."""
     try:
         from numba.core import config
-
-        if getattr(config, "DISABLE_JIT", False):
-            return {}
-        from . import launch_gradients, launch_lookup, launch_rules
     except ImportError:
         return {}
+    if getattr(config, "DISABLE_JIT", False):
+        return {}
+    from . import launch_gradients, launch_lookup, launch_rules
+
     ops: tuple[Callable[..., Any], ...] = (
         launch_lookup.lookup,
         launch_gradients.backward,

@@ -6,6 +6,7 @@ plain reference runs instead, which sorts.
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from ..layout import Layout
@@ -16,10 +17,10 @@ Kernel = Callable[..., Any]
 @cache
 def kernels() -> dict[str, Kernel]:
     """The fused versions, by the name of what they do; none where Triton is missing."""
-    try:
-        from . import gradients, lookup, path, replay, rules
-    except ImportError:
+    if find_spec("triton") is None:
         return {}
+    from . import gradients, lookup, path, replay, rules
+
     forward: list[Kernel] = [lookup.lookup, lookup.count_invalid_]
     backward: list[Kernel] = [gradients.backward, gradients.sample_weights_backward]
     updates: list[Kernel] = [rules.update_, replay.catch_up_]
