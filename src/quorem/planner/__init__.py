@@ -26,7 +26,7 @@ from ..ops.codes import BITS
 from ..ops.state import RULES, check_state_dtype
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from .budget import parse_bytes, show_bytes
-from .by_count import ALL_NARROW, FEW, NARROWING, Rule
+from .by_count import ALL_NARROW, FEW, MATRICES, NARROWING, Rule
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
 from .footprint import Form, StoredModules
@@ -168,6 +168,8 @@ def plan_modules(
 
     def attempt(form: Form, times_narrower: int = 1, few: int = 0) -> Candidate:
         stored, left = StoredModules(modules, optimizer, form, dtypes, times_narrower, few), size - reserved
+        if rule.times_narrower is None and stored.matrix_bytes > MATRICES * left:
+            return Candidate(None, left)
         tried.append(plan_counted(stored, tallies, left, rule) if counted else plan_evenly(stored, left))
         return tried[-1]
 

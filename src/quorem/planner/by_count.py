@@ -11,7 +11,8 @@ in each table. The ids between are *cold* and share one pool. Let R be the numbe
 
 Everything is counted in bytes, so that tables may differ in width. The narrower rows are, the more ids have their own,
 but a row of fewer numbers says less: of the widths in ``NARROWING`` the plan takes the one for which the traffic of ids
-that share rows, and that which the width is worth, are the least together. ``docs/choosing.md`` has measured results.
+that share rows, and that which the width is worth, are the least together; and matrices take at most MATRICES of the
+budget. ``docs/choosing.md`` has measured results.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a r
 NARROWING = {1: 0.0, 2: 0.0125, 4: 0.03, 8: 0.07}
 # Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
 FEW, ALL_NARROW = 50, 0.05
+MATRICES = 0.2  # the most of the budget that matrices of narrow rows may take
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
 
 
