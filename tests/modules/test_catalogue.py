@@ -154,6 +154,7 @@ def test_other_dtypes(name, dtype):
 def test_cross_entropy(name, pad, block, monkeypatch):
     monkeypatch.setattr(scores, "FEWEST_IDS", block)
     monkeypatch.setattr(scores, "BLOCK_NUMBERS", block)
+    monkeypatch.setattr(scores, "CACHED_NUMBERS", block)
     module, queries = made(name, pad=pad, ranked=True), queries_of(2, 3).requires_grad_()
     targets = torch.tensor([[0, 30, N - 1], [-100, 5, 200]])
     inputs = [queries, *module.parameters()]

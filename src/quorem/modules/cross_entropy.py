@@ -5,10 +5,12 @@ Elsewhere the sum goes over blocks of ids, whose scores are computed again in th
 """
 
 import math
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..checks import check_choice, check_int
 from .embedding import Embedding
@@ -20,6 +22,7 @@ from .scores import (
     partial_scores,
     recomputed,
     scores_by_partition,
+    summed_rows,
     sums_of,
     vectors_of,
 )
@@ -104,8 +107,45 @@ def _log_sum_exp(module: Embedding, queries: Tensor) -> Tensor:
         share = (sums_of(module, partial, torch.tensor([pad], device=queries.device), of_padding=True)[0] - total).exp()
         if float(share.detach().max()) < MOST_SUBTRACTED:  # in its place comes the score 0
             return torch.logaddexp(total + torch.log1p(-share), torch.zeros_like(total))
-    sums = [recomputed(_block_log_sum, module, queries, partial, *ids) for ids in id_ranges(module, queries)]
+    if partial is not None:
+        return cast(Tensor, _LogSumOfSums.apply(module, partial))
+    sums = [recomputed(_block_log_sum, module, queries, *ids) for ids in id_ranges(module, max(queries.shape))]
     return torch.stack(sums).logsumexp(0)
+
+
+class _LogSumOfSums(torch.autograd.Function):
+    """``_log_sum_exp`` by partial scores ``[S, R + 1, B]``, a block of ids at a time, and its gradient likewise.
+
+    Autograd would make a gradient of all partial scores for each block.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, module: Embedding, partial: Tensor) -> Tensor:
+        """The logarithm of the sum of exponentials of all scores, ``[B]``."""
+        total = partial.new_full((partial.shape[2],), -math.inf)
+        for ids in _blocks(module, partial):
+            total = torch.logaddexp(total, sums_of(module, partial, ids).logsumexp(0))
+        ctx.module = module
+        ctx.save_for_backward(partial, total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        """The gradient of a score is its share of the sum; it goes to all rows of the id."""
+        partial, total = ctx.saved_tensors
+        grads = torch.zeros_like(partial)
+        for ids in _blocks(ctx.module, partial):
+            shares = sums_of(ctx.module, partial, ids).sub_(total).exp_().mul_(grad)
+            for slot, rows in summed_rows(ctx.module, ids):
+                grads[slot].index_add_(0, rows, shares)
+        return None, grads
+
+
+def _blocks(module: Embedding, partial: Tensor) -> Iterator[Tensor]:
+    """All ids, in blocks whose scores are in memory at once."""
+    for first, last in id_ranges(module, partial.shape[2], cached=True):
+        yield torch.arange(first, last, device=partial.device)
 
 
 def _row_log_sum(module: Embedding, partial: Tensor) -> Tensor:
@@ -140,5 +180,5 @@ def _digits_log_sum(partial: list[Tensor], count: int) -> Tensor:
     return torch.stack(sums).logsumexp(0)
 
 
-def _block_log_sum(module: Embedding, queries: Tensor, partial: Tensor | None, first: int, last: int) -> Tensor:
-    return block_scores(module, queries, partial, first, last).logsumexp(1)
+def _block_log_sum(module: Embedding, queries: Tensor, first: int, last: int) -> Tensor:
+    return block_scores(module, queries, None, first, last).logsumexp(1)

@@ -22,7 +22,8 @@ from ..ops.rows import IdBatch, reads_of, rows_read
 from ..paper.partitions import are_digits
 from .lookup import Tables
 
-BLOCK_NUMBERS = 2**24  # scores, or numbers of composed vectors, in memory at once; malloc gives back blocks above 32 MB
+CACHED_NUMBERS = 2**20  # scores, or numbers of composed vectors, of a block of which nothing is kept
+BLOCK_NUMBERS = 2**24  # the same under autograd, which frees blocks late: malloc gives those above 32 MB back
 FEWEST_IDS = 2**10  # of a block
 
 
@@ -42,7 +43,7 @@ def score(module: Tables, queries: Tensor, ids: Tensor | None) -> Tensor:
         if (pad := module.padding[0]) is not None:
             scores = scores.index_fill(1, torch.tensor([pad], device=scores.device), 0)
     else:
-        blocks = [recomputed(block_scores, module, flat, partial, *ids) for ids in id_ranges(module, flat)]
+        blocks = [recomputed(block_scores, module, flat, partial, *ids) for ids in id_ranges(module, max(flat.shape))]
         scores = torch.cat(blocks, 1)
     return scores.to(queries.dtype).view(*queries.shape[:-1], spec.num_embeddings)
 
@@ -63,6 +64,12 @@ def partial_scores(module: Tables, queries: Tensor) -> Tensor | None:
 
 def sums_of(module: Tables, partial: Tensor, ids: Tensor, *, of_padding: bool = False) -> Tensor:
     """The scores ``[N, B]`` of ids; 0 for the padding id, unless the score ``of_padding`` by its rows is wanted."""
+    first, *others = (partial[s].index_select(0, rows) for s, rows in summed_rows(module, ids, of_padding=of_padding))
+    return sum(others, first)
+
+
+def summed_rows(module: Tables, ids: Tensor, *, of_padding: bool = False) -> list[tuple[int, Tensor]]:
+    """Slots, and the rows ``[N]`` of their partial scores whose sums are the scores of ids; R where none is read."""
     layout = module.layout
     slots = layout.slots
     if of_padding:
@@ -70,10 +77,8 @@ def sums_of(module: Tables, partial: Tensor, ids: Tensor, *, of_padding: bool = 
     rows = rows_read(reads_of(ids[:, None].expand(-1, len(slots)), slots, layout.parts, layout))
     if module.specs[0].num_own and rows.shape[2] > 1:  # an id reads its own row or the others: never both first parts
         rows = torch.cat([rows[..., :2].amax(2, keepdim=True), rows[..., 2:]], 2)
-    rows = torch.where(rows < 0, partial.shape[1] - 1, rows)
-    pairs = [(s, k) for s in range(rows.shape[1]) for k in range(rows.shape[2])]
-    first, *others = (partial[s].index_select(0, rows[:, s, k]) for s, k in pairs)
-    return sum(others, first)
+    rows = torch.where(rows < 0, len(module.live_stored), rows)
+    return [(s, rows[:, s, k]) for s in range(rows.shape[1]) for k in range(rows.shape[2])]
 
 
 def scores_by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -99,10 +104,13 @@ def composed_are_digits(module: Tables) -> bool:
     return not spec.num_composed or (spec.pool is None and are_digits(spec.partitions, spec.num_composed))
 
 
-def id_ranges(module: Tables, queries: Tensor) -> Iterator[tuple[int, int]]:
-    """First and last (excluded) of all ids, in blocks whose scores and vectors may be in memory at once."""
-    n, wide = module.specs[0].num_embeddings, max(queries.shape)  # scores of a block, or its composed vectors
-    size = max(FEWEST_IDS, BLOCK_NUMBERS // wide)
+def id_ranges(module: Tables, numbers: int, *, cached: bool = False) -> Iterator[tuple[int, int]]:
+    """First and last (excluded) of all ids, in blocks of which each id needs so many ``numbers`` at once.
+
+    ``cached`` blocks are small: they are for loops that keep nothing of a block.
+    """
+    n, most = module.specs[0].num_embeddings, CACHED_NUMBERS if cached else BLOCK_NUMBERS
+    size = max(FEWEST_IDS, most // max(numbers, 1))
     for first in range(0, n, size):
         yield first, min(first + size, n)
 

@@ -153,7 +153,7 @@ def _number_of_pair(partitions: Sequence[object]) -> Callable[[Tensor, Tensor], 
 def _best_of_blocks(module: Tables, queries: Tensor, partial: Tensor | None, wanted: int) -> tuple[Tensor, Tensor]:
     """The best ``wanted`` scores of all ids, and the ids."""
     best = queries.new_zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.int64, device=queries.device)
-    for first, last in id_ranges(module, queries):
+    for first, last in id_ranges(module, max(queries.shape), cached=True):
         scores = block_scores(module, queries, partial, first, last)
         values, position = scores.topk(min(wanted, last - first))
         values, known = torch.cat([best[0], values], 1), torch.cat([best[1], position + first], 1)
