@@ -168,7 +168,7 @@ def plan_modules(
 
     def attempt(form: Form, times_narrower: int = 1, few: int = 0) -> Candidate:
         stored, left = StoredModules(modules, optimizer, form, dtypes, times_narrower, few), size - reserved
-        if rule.times_narrower is None and stored.matrix_bytes > MATRICES * left:
+        if times_narrower > 1 and rule.times_narrower is None and stored.matrix_bytes > MATRICES * left:
             return Candidate(None, left)
         tried.append(plan_counted(stored, tallies, left, rule) if counted else plan_evenly(stored, left))
         return tried[-1]
