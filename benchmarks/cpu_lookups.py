@@ -3,11 +3,12 @@
     python benchmarks/cpu_lookups.py --out benchmarks/results/cpu_lookups.json
 
 The 26 Criteo Kaggle features at D = 16, Zipf ids; ``small`` tables have a hundredth of the ids, so that they fit in the
-cache. Four parts, of which each is measured in turns, so that all its providers see the same disturbances:
+cache. Five parts, of which each is measured in turns, so that all its providers see the same disturbances:
 
     pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
              Adagrad, with ids by frequency and with lists of hot ids; and what a batch moves at least: distinct rows
              and cache lines, each counted once a pass
+    narrow   the same HotCold tables beside ones of the same bytes with rows of 8 and of 4 numbers: lookup and step
     state    QR(4): step of Adagrad with sums of squares in float32, bfloat16 and log8
     bits     QR(4) in float32, 8 and 4 bits: lookup
     latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
@@ -32,13 +33,19 @@ DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up t
 Call = Callable[[int], Any]  # with the number of a batch
 
 
-def collection(cardinalities: tuple[int, ...], kind: str, *, sparse: bool = False) -> EmbeddingCollection:
-    """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list)."""
+def collection(
+    cardinalities: tuple[int, ...], kind: str, *, sparse: bool = False, width: int = DIM
+) -> EmbeddingCollection:
+    """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list).
+
+    Rows of fewer than DIM numbers are as many more.
+    """
     rows = sum(rows for n in cardinalities for rows, _ in QR(4).spec(n, DIM).shapes)
-    pool = Pool(rows - sum(n // HOT if n > SMALL else n for n in cardinalities))
+    pool = Pool((rows - sum(n // HOT if n > SMALL else n for n in cardinalities)) * DIM // width)
     tables = []
     for t, n in enumerate(cardinalities):
-        hot_cold = HotCold(n // HOT, cold=pool) if n > SMALL else Full()
+        num_hot = min(n // HOT * DIM // width, n - n // HOT)
+        hot_cold = HotCold(num_hot, cold=pool, width=None if width == DIM else width) if n > SMALL else Full()
         counts = torch.arange(n, 0, -1) if kind == "lists" and n > SMALL else None
         tables.append(Table(f"C{t}", n, DIM, QR(4) if kind == "qr" else hot_cold, frequencies=counts))
     torch.manual_seed(0)
@@ -132,6 +139,11 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
         base, batches = "qr", (2048, 65536)
         counted = {kind: collection(cardinalities, kind, sparse=True) for kind in ("qr", "pool")}
+    elif part == "narrow":
+        modules = {f"rows of {width}": collection(cardinalities, "pool", width=width) for width in (DIM, 8, 4)}
+        for module in modules.values():
+            optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
+        base, batches = f"rows of {DIM}", (2048, 65536)
     elif part == "state":
         modules = {dtype: collection(cardinalities, "qr") for dtype in get_args(StateDtype)}
         for dtype, module in modules.items():
@@ -157,7 +169,7 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
                 row = {"part": part, **setting, "provider": kind, "distinct_rows": distinct}
                 rows.append(row | least_lines(ids[0], distinct))
                 print(*row.values(), flush=True)
-        if part in ("pool", "state"):
+        if part in ("pool", "narrow", "state"):
             calls = {name: step(module, ids) for name, module in modules.items()}
             rows += rows_of(part, {**setting, "mode": "step"}, in_turns(calls, seconds, 5), base)
     return rows
@@ -170,7 +182,7 @@ def main() -> None:
     command = "python benchmarks/cpu_lookups.py"
     results: dict[str, Any] = {"facts": run.facts_of_run(torch.device("cpu"), command, None), "rows": []}
     for size in ("small", "full"):
-        for part in ("latency", "bits", "pool", "state"):
+        for part in ("latency", "bits", "pool", "narrow", "state"):
             results["rows"] += measured(part, size)
             result_file.write(options.out, results)
 
