@@ -234,6 +234,21 @@ def test_another_call_is_worked_out_anew(kernel, other):
     assert call.bodies == 2
 
 
+def test_in_a_tuple_only_the_members_that_change_are_new(kernel):
+    plans, known = {}, torch.zeros(16)
+
+    def call(given):
+        planned(plans, (), (known,), (given,), lambda: launch(kernel, (3,), (known, 7, given, None), given, W=1, T=2))
+
+    call(torch.zeros(64))
+    made = torch.ones(64)
+    call(made)
+    assert kernel.launched == [((3, 1, 1), ((known.data_ptr(), 7, made.data_ptr(), None), made.data_ptr(), 1, 2))]
+    assert len(kernel.compiled) == 1
+    launch(kernel, (3,), (known, 7, made[1:], None), made, W=1, T=2)  # another alignment
+    assert len(kernel.compiled) == 2
+
+
 def test_what_a_plan_alone_holds_lives_as_long_as_it(kernel):
     call = Calls(kernel)
     known, given = torch.zeros(16), torch.zeros(64)

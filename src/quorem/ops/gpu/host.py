@@ -13,7 +13,7 @@ from ..rows import accumulator
 from ..state import NARROW
 from ..words import with_words
 from .fast_launch import LaunchPlan
-from .rows import TYPES
+from .rows import TYPES, DeviceLayout, RowFlags
 
 WIDEST = 512  # the most columns of a row that one program handles
 # Columns of a part in ``HostLayout.table`` after those of the layout: how ``lookup_kernel`` divides by stride and size.
@@ -62,14 +62,14 @@ class HostLayout:
         """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
         return self.flags.owned or self.flags.mixed
 
-    def integers(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots, parts and maps as most kernels take them."""
-        return self.device_slots, layout.parts, self.maps
+    def on_device(self, layout: Layout) -> DeviceLayout:
+        """The layout as most kernels take it."""
+        return DeviceLayout(self.device_slots, layout.parts, self.maps)
 
     @property
-    def row_flags(self) -> dict[str, int]:
+    def row_flags(self) -> RowFlags:
         """Constants for ``rows.number_of`` and ``rows.row_of``."""
-        return {"OWNED": self.owned, "LEVELS": self.levels}
+        return RowFlags(self.owned, self.levels)
 
 
 _host_layouts = PerTensor()  # layout.parts -> HostLayout
