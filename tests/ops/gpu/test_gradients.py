@@ -65,21 +65,6 @@ def test_gradients_of_a_bag(d: int, b: int, dtype: torch.dtype, mean: bool) -> N
     assert_close(dsamples, expected, dtype, "sample_weights", slack=4)
 
 
-def test_jagged_batches_share_places() -> None:
-    """A batch has the places of a somewhat larger one, and leaves those past its end alone."""
-    module = collection(4, names="qr tiny pad wide")
-    stored, grad = module.stored.detach(), gradient(module, 9)
-    shared = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        bags = jagged(module, 9)
-        shared.append(places.rounded_up(len(bags.ids)) > len(bags.ids))
-        inputs = (grad, bags, stored, module.layout)
-        assert_close(gradients.backward(*inputs), truth.backward(*inputs), torch.float32, "gradient", slack=4)
-        assert no_claim_is_left(stored)
-    assert any(shared), "no batch is smaller than its places: the test shows nothing"
-
-
 def test_many_reads_of_one_row_in_half_precision() -> None:
     """Sums are in float32: in bfloat16 they would stop growing at 256."""
     module = quorem.EmbeddingCollection([quorem.Table("t", 5, 2, quorem.Full())], device=DEVICE, dtype=torch.bfloat16)

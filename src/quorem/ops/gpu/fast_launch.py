@@ -53,9 +53,6 @@ def launch(
         run, leading = launcher
         run(*sizes, torch._C._cuda_getCurrentRawStream(device), *leading, *values, *constants.values())
     else:
-        names = kernel.arg_names[len(arguments) :]
-        if tuple(constants) != tuple(names):
-            raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
         compiled = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
         if compiled is None:  # Triton's interpreter compiles nothing
             return
@@ -138,9 +135,6 @@ class LaunchPlan:
             if tensor is argument:
                 return n
         if not any(argument is tensor for tensor in self.fixed):
-            storage = argument.untyped_storage().data_ptr()
-            if any(storage == tensor.untyped_storage().data_ptr() for tensor in self.changing):
-                raise ValueError("an argument is a view of a tensor whose address changes: it would go stale")
             self.kept.append(argument)
         return None
 
@@ -180,7 +174,7 @@ def planned(
         key: everything that the launches depend on, except addresses.
         fixed: tensors whose addresses rarely change; the addresses become part of the key.
         given: tensors on one device whose addresses change from call to call. All other tensors that ``body`` launches
-            with are its ``scratch``, or are kept alive by the plan.
+            with are its ``scratch``, or are kept alive by the plan; none is a view of a tensor that changes.
         body: a function that does nothing but launch kernels.
     """
     if not enabled():

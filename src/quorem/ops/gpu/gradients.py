@@ -81,7 +81,7 @@ def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> An
         sums, places = sum_by_row(grad, batch, stored, layout, host)
         programs = places.programs(block)
         launch(
-            dense_kernel, (sum(programs),), sums, dense, layout.parts, len(places.table), *programs,
+            dense_kernel, (sum(programs),), sums, dense, host.on_device.parts, len(places.table), *programs,
             W=width, T=block, C=columns,
         )  # fmt: skip
     return dense
@@ -98,7 +98,7 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
         block, columns, warps = bag_tile(stored.shape[1])
         launch(
             sample_weights_kernel, (cdiv(len(grad), block) * len(layout.spans),),
-            grad.contiguous(), DeviceBatch.of(batch, len(grad)), stored, out, host.on_device(layout), layout.spans,
+            grad.contiguous(), DeviceBatch.of(batch, len(grad)), stored, out, host.on_device, host.device_spans,
             host.num_slots, len(layout.spans), W=stored.shape[1], K=layout.parts.shape[1], T=block, C=columns,
             ACC=TYPES[stored.dtype], MEAN=batch.mean, FLAGS=host.row_flags, num_warps=warps,
         )  # fmt: skip

@@ -18,7 +18,7 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
         arguments: tensors on one device, integers, floats, None, or tuples of at least two of these. The first is a
             tensor, or a tuple that begins with one.
         num_warps: warps of a program.
-        constants: ``tl.constexpr`` arguments, in the kernel's order.
+        constants: ``tl.constexpr`` arguments.
     """
     first = arguments[0]
     device = (first[0] if isinstance(first, tuple) else first).get_device()

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any, Unpack
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,7 +52,6 @@ from .rows import (
 
 TABLE_PART_COLUMNS = tl.constexpr(host_table.TABLE_PART_COLUMNS)
 BY_STRIDE, BY_SIZE, SHIFTS = map(tl.constexpr, (host_table.BY_STRIDE, host_table.BY_SIZE, host_table.SHIFTS))
-RowFields = tuple[Tensor, Tensor | None, int, int, torch.dtype]  # of ``StoredRows``: a plain tuple is made faster
 MANY_VECTORS = 2**18  # from so many on, a program handles more of them if they are narrow
 
 
@@ -238,20 +236,17 @@ def lookup(
     **codes: Unpack[CodeOptions],
 ) -> Any:
     """``ops.lookup.lookup`` in one launch."""
-    rows: RowFields | None = None
     if codes:
         rows = coded_rows(stored, **codes)
         host = None if rows is None else checked_rows(stored, layout)
     else:
-        rows, host = (stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
+        rows, host = StoredRows(stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
     if rows is None or host is None:
         return NotImplemented
-    if batch.offsets is None:
-        return _vectors(batch.ids, rows, host, invalid)
-    return _pooled(batch, StoredRows(*rows), layout, host)
+    return _vectors(batch.ids, rows, host, invalid) if batch.offsets is None else _pooled(batch, rows, layout, host)
 
 
-def _vectors(ids: Tensor, rows: RowFields, host: HostLayout, invalid: Tensor | None) -> Tensor:
+def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | None) -> Tensor:
     """The vectors ``[B, S, W]`` of single ids."""
     stored, ends, width, bits, dtype = rows
     num_slots, (size, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
@@ -268,8 +263,8 @@ def _vectors(ids: Tensor, rows: RowFields, host: HostLayout, invalid: Tensor | N
         block = 64 if columns <= 16 and size * num_slots >= MANY_VECTORS else 32
         launch(
             lookup_kernel, (cdiv(size * num_slots, block),),
-            ids, stored, ends, out, invalid, host.table, host.maps, size, stride, S=num_slots, W=width,
-            K=host.num_parts, T=block, C=columns, ACC=StoredRows(*rows).accumulator,
+            ids, stored, ends, out, invalid, host.table, host.on_device.maps, size, stride, S=num_slots, W=width,
+            K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
             NBITS=bits, LEVELS=host.levels, MULT=host.product, FLAGS=flags, num_warps=1,
         )  # fmt: skip
 
@@ -290,7 +285,7 @@ def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) 
         block, columns, warps = bag_tile(rows.width, rows.bits)
         launch(
             bag_kernel, (cdiv(size, block) * host.num_slots,),
-            DeviceBatch.of(read, size), rows.stored, rows.ends, out, host.on_device(layout), host.num_slots,
+            DeviceBatch.of(read, size), rows.stored, rows.ends, out, host.on_device, host.num_slots,
             W=rows.width, K=layout.parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
             MEAN=read.mean, FLAGS=host.row_flags, NBITS=rows.bits, num_warps=warps,
         )  # fmt: skip
@@ -299,13 +294,13 @@ def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) 
 
 def count_invalid_(batch: IdBatch, count: Tensor, layout: Layout) -> None:
     """``ops.lookup.count_invalid_`` in one launch."""
-    host_layout(layout)  # checks it
+    host = host_layout(layout)
     batch, features = batch.contiguous(), len(layout.spans)
     if batch.ids.numel():
         size = len(batch.ids) if batch.offsets is None else (len(batch.offsets) - 1) // features
         launch(
             count_invalid_kernel, (cdiv(len(batch.ids), 512) * features,),
-            DeviceBatch.of(batch, size), count, layout.slots, layout.spans, features, T=512,
+            DeviceBatch.of(batch, size), count, host.on_device.slots, host.device_spans, features, T=512,
         )  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def catch_up_(
         launch(
             catch_up_kernel, (programs,),
             DeviceBatch.of(batch, size), stored, Averages(state.exp_avg, state.exp_avg_sq, highest, state.last),
-            history, lists, host.on_device(layout), num_rows, in_turn, reading,
+            history, lists, host.on_device, num_rows, in_turn, reading,
             seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k,
             N=each, T=block, C=columns, ACC=TYPES[stored.dtype], FLAGS=host.row_flags, HISTORY=flags,
             ROUNDED=rounds(stored, rounding_seed),

@@ -259,7 +259,7 @@ def sum_by_row(
     rows = scratch(stored, max(1, places.num_places - places.num_direct), dtype=row_dtype(stored))
     claims = claims_of(stored, places.num_rows)
     sums = Sums(numbers, *claims, places.table, rows, places.num_direct, places.first_row)
-    device_batch, device_layout = DeviceBatch.of(batch, size), host.on_device(layout)
+    device_batch, device_layout = DeviceBatch.of(batch, size), host.on_device
     num_claimers = len(places.claimers)
     clearing = max(cdiv(places.num_direct * width, CLEARED.value), 1)
     claiming = 512 if cdiv(reads, 512) * num_claimers >= ENOUGH_PROGRAMS else 128

@@ -52,7 +52,7 @@ class DeviceBatch(NamedTuple):
 
 
 class DeviceLayout(NamedTuple):
-    """A layout, as most kernels take it; ``host`` has it."""
+    """A layout on the GPU, int64, as most kernels take it."""
 
     slots: Tensor
     parts: Tensor

@@ -142,7 +142,7 @@ def update_(
         launch(
             update_kernel, (sum(programs),),
             sums, stored, lr, RuleState(step, last, *averages), on_device(constants, stored.device), loss_scale,
-            clip_value, seed_bits(rounding_seed), layout.parts, len(places.table), *programs,
+            clip_value, seed_bits(rounding_seed), host.on_device.parts, len(places.table), *programs,
             W=width, T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule, ROUNDED=rounds(stored, rounding_seed),
             num_warps=8,
         )  # fmt: skip
