@@ -6,7 +6,6 @@ Means have bars or bands of one standard deviation. Each network has a panel of 
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,6 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocato
 
 from ...files.atomic import replacing
 from .. import words
-from ..conditions import all_conditions
 from ..figures import Axes, Figure, Result
 from .lines import Line, coinciding, end_of, panels, span
 from .styles import Style, styles
@@ -72,7 +70,7 @@ def drawing(figure: Figure) -> Canvas:
             corner = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "fontsize": 8}
             panel.annotate(_plain("; ".join(same)), (1, 1), **corner)
     if figure.axes.y != "parameters":
-        trained = "; ".join(conditions.text() for conditions in all_conditions(figure))
+        trained = "; ".join(map(str, figure.conditions()))
         canvas.suptitle(f"trained on {trained}", fontsize=9, color=TEXT)
     if handles:
         columns = max(1, min(len(handles), int(width / (0.7 + 0.085 * max(map(len, handles))))))
@@ -119,13 +117,11 @@ def _fill(
     panel.set(xscale="log" if log else "linear", xlim=span(every, log=log))
     _ticks(panel.xaxis, unit="B" if axes.x == "embedding_bytes" else "", marks=marks, log=log)
     if axes.y == "parameters" or axes.y_log:
-        reach = span(lines, log=axes.y_log, values="y", margin=0.08)
-        panel.set(yscale="log" if axes.y_log else "linear", ylim=reach if axes.y_log else [0.0, reach[1]])
+        panel.set(**{"yscale": "log"} if axes.y_log else {"ylim": (0, None)})
         _ticks(panel.yaxis, log=axes.y_log)
     else:
         panel.ticklabel_format(axis="y", useOffset=False)
-        if end:
-            panel.set_ylim(*end)
+        panel.set_ylim(end)
     panel.set_xlabel(_plain(axes.x_label), color=TEXT)
     panel.set_ylabel(_plain(axes.y_label), color=TEXT)
     panel.tick_params(colors=TEXT, labelsize=8.5)
@@ -149,22 +145,13 @@ def _draw(panel: Any, line: Line, look: Style, number: int, joined: bool, end: S
     if line.kind == "curve":
         if spread:
             panel.fill_between(line.x, low, high, alpha=0.18, lw=0, **own)
-        shown = _within(line, end)
+        shown = line.within(end) if end else line
         panel.plot(shown.x, shown.y, lw=0, marker="o", ms=2.5, **dots)
         return panel.plot(line.x, line.y, lw=1.5, **own)[0]
     if spread:
         panel.vlines(line.x, low, high, lw=1, **own)
     mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5, "lw": 1.3 if joined else 0}
     return panel.plot(line.x, line.y, **mark, **dots)[0]
-
-
-def _within(line: Line, reach: Sequence[float] | None) -> Line:
-    """A curve without the losses that are out of a range."""
-    if reach is None or line.kind != "curve":
-        return line
-    kept = [k for k, y in enumerate(line.y) if reach[0] <= y <= reach[1]]
-    x, y, deviation = ([values[k] for k in kept] for values in (line.x, line.y, line.deviation))
-    return replace(line, x=x, y=y, deviation=deviation)
 
 
 def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool = False) -> None:
@@ -203,27 +190,18 @@ def _svg(
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         canvas.savefig(file, format="svg", transparent=True, metadata=nothing)
     end = None if whole else end_of(lines)
-    texts = [
-        iter([text for line in lines if line.series == name for text in _texts(_within(line, end), axes)])
-        for name in looks
-    ]
-    return _themed(file.getvalue(), texts)
+    texts: dict[str, list[str]] = {name: [] for name in looks}
+    for line in lines:
+        if line.kind != "level":
+            shown = line.within(end) if end else line
+            places = zip(shown.points, shown.x, shown.y, shown.deviation, strict=True)
+            texts[line.series] += [about(*place, axes) for place in places]
+    return _themed(file.getvalue(), [iter(own) for own in texts.values()])
 
 
-def _texts(line: Line, axes: Axes) -> list[str]:
-    if line.kind == "level":
-        return []
-    if line.kind == "points":
-        return [about(point, axes) for point in line.points]
-    point = line.points[0]
-    return [
-        about(point, axes, f"step {step:,.0f}, {axes.y_label} {words.mean_text(mean, sd, point.trials)}")
-        for step, mean, sd in zip(line.x, line.y, line.deviation, strict=True)
-    ]
-
-
-def about(point: Result, axes: Axes, detail: str = "") -> str:
-    """What the page shows about a point, in lines."""
+def about(point: Result, x: float, y: float, deviation: float, axes: Axes) -> str:
+    """What the page shows about a point, or about a step of its curve, in lines."""
+    step = f"step {x:,.0f}, {axes.y_label} {words.mean_text(y, deviation, point.trials)}"
     losses = [
         f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
         f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
@@ -233,7 +211,7 @@ def about(point: Result, axes: Axes, detail: str = "") -> str:
         f"{point.series} · {words.network(point.network)}",
         *words.settings(point),
         *([f"{axes.x_label} {point.x:g}"] if axes.x == "x" and point.x is not None else []),
-        *([detail] if detail else []),
+        *([step] if axes.x == "step" else []),
         *(losses if point.trials else ["not trained: parameters only"]),
         f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
         f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",
