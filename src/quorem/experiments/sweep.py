@@ -36,7 +36,7 @@ class Sweep:
 
     Args:
         folder: folder of the sweep.
-        runs: configurations, in the order of training; those of one inner list may share a GPU.
+        runs: configurations, in the order of training; those of one inner list are trained at the same time.
         data: folder of prepared data.
         device: device of the runs.
     """
@@ -118,9 +118,8 @@ def work(sweep: Sweep, stop: threading.Event) -> None:
                 return
             with claimed(sweep, group) as folders:
                 any_claimed = any_claimed or bool(folders)
-                at_once = len(folders) if sweep.device.startswith("cuda") else 1
-                for first in range(0, len(folders), at_once or 1):
-                    _train(sweep, folders[first : first + at_once], feed, stop)
+                if folders:
+                    _train(sweep, folders, feed, stop)
         open_groups = [group for group in open_groups if not all(map(sweep.is_settled, group))]
         if open_groups and not any_claimed:
             stop.wait(WAIT)

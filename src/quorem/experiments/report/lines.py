@@ -32,9 +32,35 @@ class Line:
         return _line(self.series, self.kind, (place for place in every if reach[0] <= place[2] <= reach[1]))
 
 
-def panels(figure: Figure) -> dict[str, list[Line]]:
-    """The lines of each network; points without finite coordinates are left out."""
-    return {network: _lines(figure.axes, points) for network, points in by_network(figure.points).items()}
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn of one network.
+
+    Args:
+        lines: its lines; points without finite coordinates are left out.
+        x_range: the least and greatest x, the same in all panels of a figure.
+        marks: the x of the points of all panels.
+        end: the range of y that shows the end of training; None shows all.
+    """
+
+    lines: list[Line]
+    x_range: tuple[float, float]
+    marks: list[float]
+    end: list[float] | None
+
+    def shown(self, line: Line) -> Line:
+        """A line of this panel without what lies out of the range of y."""
+        return line.within(self.end) if self.end else line
+
+
+def panels(figure: Figure, *, whole: bool = False) -> dict[str, Panel]:
+    """A panel for each network; ``whole`` shows all of a training instead of its end."""
+    axes = figure.axes
+    lines = {network: _lines(axes, points) for network, points in by_network(figure.points).items()}
+    every = [line for own in lines.values() for line in own]
+    marks = sorted({x for line in every if line.kind == "points" for x in line.x})
+    x_range = span(every, log=axes.x_log)
+    return {name: Panel(own, x_range, marks, None if whole else end_of(own)) for name, own in lines.items()}
 
 
 def by_network(points: Iterable[Result]) -> dict[str, list[Result]]:

@@ -11,7 +11,7 @@ from ...files.atomic import write
 from .. import words
 from ..figures import Figure, Made, Result, grouped
 from .charts import DARK, TRADEOFF, figure_svgs, variable
-from .lines import by_network, coinciding, end_of, panels
+from .lines import by_network, coinciding, panels
 from .styles import Style, styles
 from .tables import PointRow, all_points, copyable, hidden_layers, swatch, winners_table
 from .tradeoff import distinct, is_clear, is_full
@@ -162,11 +162,11 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style]) -> str:
     trained = f"trained on {_trained_on([figure])}" if figure.points and axes.y != "parameters" else ""
     text = _claim(figure) + _measured(figure)
     aside = f'<div class="aside">{text}</div>' if text else ""
-    lines = [line for lines in panels(figure).values() for line in lines]
+    of_network = panels(figure).values()
     body = _notes(figure) if figure.points else '<p class="note">No point of this figure is trained yet.</p>'
-    if any(line.points for line in lines):
+    if any(panel.lines for panel in of_network):
         drawn = _panels(figure_svgs(figure, looks), f"{name}: {title}")
-        if end_of(lines):
+        if any(panel.end for panel in of_network):
             whole = _panels(figure_svgs(figure, looks, whole=True), f"{name}: {title}, all of training")
             drawn += f"<details><summary>Show all of training</summary>{whole}</details>"
         body = _legend(figure.points, looks) + drawn + body
@@ -223,18 +223,18 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
 def _notes(figure: Figure) -> str:
     """What the plot does not show: lines on top of each other, and missing trials or points."""
     texts: dict[str, list[str]] = {}
-    for network, lines in panels(figure).items():
-        for text in coinciding(lines, log=figure.axes.y_log):
+    drawn: set[int] = set()
+    for network, panel in panels(figure).items():
+        drawn |= {id(point) for line in panel.lines for point in line.points}
+        for text in coinciding(panel.lines, log=figure.axes.y_log):
             texts.setdefault(text, []).append(words.network(network))
     listed = "; ".join(f"{text} ({' and '.join(names)})" for text, names in texts.items())
     said = [f"Drawn on top of each other: {listed}"] if texts else []
     missing, failed = sum(p.missing for p in figure.points), sum(p.failed for p in figure.points)
-    drawn = {id(point) for lines in panels(figure).values() for line in lines for point in line.points}
-    undrawn = len(figure.points) - len(drawn)
     if missing:
         every = missing + sum(map(words.finished, figure.points))
         said.append(f"{missing:,} of {every:,} trials are missing" + (f", {failed:,} of them failed" if failed else ""))
-    if undrawn:
+    if undrawn := len(figure.points) - len(drawn):
         short = ", since they trained for fewer steps than one mean of the loss takes" * (figure.axes.x == "step")
         said.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw{short}")
     return "".join(f'<p class="note">{escape(text)}.</p>' for text in said)
