@@ -1,10 +1,6 @@
-"""Prints the table of docs/scale.md: a model of 100 tables and 10 billion rows on 8 and 64 GPUs.
-
-python benchmarks/scale.py
-"""
+"""The table of docs/scale.md: a model of 100 tables and 10 billion rows on 8 and 64 GPUs."""
 
 import quorem
-from quorem.experiments import words
 from quorem.integrations.scale import estimate
 
 D, BATCH, TOTAL = 64, 8192, 10**10
@@ -50,8 +46,8 @@ MODELS = {
 }
 
 
-def cost_table() -> list[str]:
-    """Memory, bytes and time of each model and number of GPUs, as lines of Markdown."""
+def cost_table() -> list[list[str]]:
+    """Memory, bytes and time of each model and number of GPUs, as text."""
     rows = [["tables", "GPUs", "GB a GPU", "replicated", "MB sent", "ms: rows", "exchange"]]
     for name, make in MODELS.items():
         tables = make()
@@ -62,8 +58,4 @@ def cost_table() -> list[str]:
             sent = cost.vector_bytes + cost.id_bytes + cost.reduce_bytes
             times = [f"{x * 1e3:,.3g}" for x in (cost.lookup_seconds, cost.exchange_seconds)]
             rows.append([name, str(world), memory, f"{replicated} of {len(cost.tables)}", f"{sent / 1e6:,.3g}", *times])
-    return words.table(rows)
-
-
-if __name__ == "__main__":
-    print("\n".join(cost_table()))
+    return rows

@@ -236,7 +236,7 @@ def targets(folder: Path) -> list[Target]:
     plan = reproduce.plan(
         Axes(name="grid", title="grid", x_label="x"),
         [Point(series="mult", x=1.0, options=options)],
-        log.path,
+        log,
         trials=1,
         optimizers=["adagrad"],
         command="quorem sweep grid.py",
@@ -245,7 +245,7 @@ def targets(folder: Path) -> list[Target]:
     (swept / "plans").mkdir(parents=True)
     plan.write(swept / "plans" / "grid.json")
     runs = plan.points[0].runs
-    made = sweep.new(swept, [runs], {runs[0].data: log.path}, "cpu")
+    made = sweep.new(swept, [runs], log.path, "cpu")
     for config_of_run in runs:
         train(config_of_run, log, made.run(config_of_run))
 

@@ -1,7 +1,6 @@
 """The calculator of many GPUs: by hand, and against TorchRec's own planner; torchrec_exchange.py measures its bytes."""
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
@@ -64,24 +63,12 @@ def test_what_does_not_fit_is_said() -> None:
     assert scale.estimate(tables, 64, batch_size=64).fits
 
 
-def test_the_document_has_the_table_that_the_benchmark_prints() -> None:
-    path = ROOT / "benchmarks" / "scale.py"
-    benchmark = runpy.run_path(str(path))
-    _, _, rest = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("<!-- scale -->\n")
-    assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["cost_table"]()
-    assert sum(benchmark["cardinalities"]()) == 10**10
-
-
-def test_the_document_has_what_two_ranks_were_measured_at() -> None:
-    pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
-    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "torchrec_step.py"))
+def test_two_ranks_sent_what_is_calculated() -> None:
     measured = json.loads((ROOT / "benchmarks" / "results" / "torchrec_step.json").read_text(encoding="utf-8"))
-    _, _, rest = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("<!-- torchrec_step -->\n")
-    assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["result_table"](measured)
     for model in measured["models"].values():
         if model["calculated"] is not None:
             assert model["bytes"] == pytest.approx(model["calculated"], rel=0.1)
-    full, plan = (measured["models"][benchmark[name]] for name in ("FULL", "PLAN"))
+    full, plan = (measured["models"][name] for name in ("full, TorchRec's own", "plan at 16x, rows sent once"))
     assert plan["ms"] < full["ms"] and plan["bytes"] < full["bytes"] * 0.4, "docs/scale.md says so"
 
 
