@@ -1,6 +1,5 @@
 """A finished run as a model that scores raw rows."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -127,15 +126,10 @@ class Scorer:
             )
         evaluation = Evaluation()
         for batch in prepared.split(split).batches(BATCH_ROWS):
-            evaluation.update(self.logits(batch), batch.labels.float())
+            evaluation.update(self.logits(batch), batch.labels)
         return evaluation.compute()
 
     def quantize_(self, bits: Literal[8, 4] = 8) -> "Scorer":
         """Store the rows of the tables in 8 or 4 bits per number (see ``quorem.quantize_``)."""
         quantize_(self.model, bits)
         return self
-
-    def __repr__(self) -> str:
-        """The run and its network."""
-        options = ", ".join(f"{f.name}={getattr(self.config, f.name)!r}" for f in dataclasses.fields(self.config)[1:4])
-        return f"Scorer({str(self.path)!r}, {options})"
