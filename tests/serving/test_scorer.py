@@ -284,8 +284,6 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
     (tmp_path / "run" / "result.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"run has no result.json: the run is not finished"):
         quorem.load(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"table \('user'\) must be None for a run"):
-        quorem.load(folder / "run", table="user")
     with pytest.raises(
         ValueError, match=r"unknown \('missing'\) must be 'error' for a file: only a run has a vocabulary"
     ):

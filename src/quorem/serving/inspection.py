@@ -22,9 +22,7 @@ from ..paper.partitions import ExplicitPartition
 from ..paper.schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec
 from ..paper.schemes import Path as PathScheme
 from ..training.model import data_identity
-from ..training.run import ENCODING, RESULT, read_result
-from ..training.trained import KIND as LAYERS_KIND
-from ..training.trained import LAYERS, MODEL
+from ..training.run import ENCODING, LAYERS, LAYERS_KIND, MODEL, RESULT, read_result
 
 MOST_COUNTED = 2**22  # largest number of composed ids of a custom scheme whose combinations of rows are enumerated
 

@@ -14,8 +14,7 @@ from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity, logits_of
-from ..training.run import ENCODING, RESULT, read_config
-from ..training.trained import MODEL, read_model
+from ..training.run import ENCODING, MODEL, RESULT, read_config, read_model
 
 BATCH_ROWS = 4096  # so few that the activations fit in a CPU's cache
 
