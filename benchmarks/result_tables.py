@@ -16,7 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import scale
 from typer.testing import CliRunner
 
 from quorem.cli import app
@@ -247,20 +246,14 @@ def catalogue_quality() -> str:
     return text
 
 
-def many_gpus() -> str:
-    """Memory, bytes and time of 10 billion rows on 8 and 64 GPUs, as calculated."""
-    return markdown(*scale.cost_table())
-
-
 def torchrec_step() -> str:
     """Time and bytes of a step on two ranks."""
     models = results("torchrec_step")["models"]
     full = next(iter(models.values()))["ms"]
     rows = []
     for name, row in models.items():
-        calculated = "" if row["calculated"] is None else f"{row['calculated'] / 1e6:.2f}"
-        rows.append((name, f"{row['ms']:.0f}", f"{full / row['ms']:.2f}", f"{row['bytes'] / 1e6:.2f}", calculated))
-    return markdown(("tables", "ms a step", "full tables' time over it", "MB that a rank sends", "calculated"), *rows)
+        rows.append((name, f"{row['ms']:.0f}", f"{full / row['ms']:.2f}", f"{row['bytes'] / 1e6:.2f}"))
+    return markdown(("tables", "ms a step", "full tables' time over it", "MB that a rank sends"), *rows)
 
 
 DOCUMENTS: dict[str, tuple[Callable[[], str], ...]] = {  # the tables of each
@@ -272,7 +265,7 @@ DOCUMENTS: dict[str, tuple[Callable[[], str], ...]] = {  # the tables of each
     "docs/choosing.md": (plan_quality, movielens),
     "docs/compress.md": (foreign_models,),
     "docs/kernels.md": (cpu_lookups,),
-    "docs/scale.md": (many_gpus, torchrec_step),
+    "docs/torchrec.md": (torchrec_step,),
 }
 PRINTED = re.compile(r"(<!-- (quorem bench (?:(?!-->).)*)\s-->\n).*?(<!-- end -->\n)", re.DOTALL)
 

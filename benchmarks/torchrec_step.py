@@ -5,7 +5,7 @@
 The 26 tables of the Criteo Kaggle log, D = 16, Adagrad in the backward pass, ids of the synthetic log. The plan is that
 of ``quorem.plan`` for a sixteenth of the bytes of rows and state, with the counts of the log's first rows. Each rank
 has one thread. Steps of all models take turns in one run; the time is that of the slower rank. Bytes are those handed
-to all-to-alls for the other rank, beside what ``quorem.integrations.scale`` says. Writes results/torchrec_step.json.
+to all-to-alls for the other rank. Writes results/torchrec_step.json.
 """
 
 import argparse
@@ -35,7 +35,6 @@ import quorem
 from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import ClickLog
 from quorem.files.provenance import commit, versions
-from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
 
 D, RANKS, TIMES, KEPT_FULL = 16, 2, 16, 4096
@@ -180,20 +179,13 @@ def run(rank: int, names: list[str], batch: int, steps: int, folder: str) -> Non
             sizes[name] = int(total) / RANKS
     if rank == 0:
         medians = {name: statistics.median(times[2:]) for name, times in seconds.items()}
-        RESULT.write_text(json.dumps(result(medians, sizes, counts, batch, steps), indent=1) + "\n")
+        RESULT.write_text(json.dumps(result(medians, sizes, batch, steps), indent=1) + "\n")
     dist.destroy_process_group()
 
 
-def result(
-    seconds: dict[str, float], sizes: dict[str, float], counts: list[Tensor], batch: int, steps: int
-) -> dict[str, Any]:
-    """What was measured, beside the bytes that ``scale`` says."""
-    models = {}
-    for name, time_of in seconds.items():
-        tables, num_shards = MODELS[name]
-        cost = scale.estimate(tables(counts), RANKS, batch_size=batch, num_shards=num_shards)
-        calculated = None if name == FULL else cost.id_bytes + cost.vector_bytes  # TorchRec plans full tables its way
-        models[name] = {"ms": time_of * 1e3, "bytes": sizes[name], "calculated": calculated}
+def result(seconds: dict[str, float], sizes: dict[str, float], batch: int, steps: int) -> dict[str, Any]:
+    """What was measured."""
+    models = {name: {"ms": time_of * 1e3, "bytes": sizes[name]} for name, time_of in seconds.items()}
     about = {"ranks": RANKS, "batch": batch, "steps": steps, "load": os.getloadavg()[0], "cores": os.cpu_count()}
     return {"models": models, **about, "versions": versions(), "commit": commit()}
 

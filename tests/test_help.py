@@ -19,7 +19,7 @@ from quorem.data.criteo import prepare_criteo
 from quorem.data.raw import write_raw
 from quorem.data.table import prepare_table
 from quorem.experiments.figures import Axes, Point
-from quorem.integrations import dlrm, lightning, scale
+from quorem.integrations import dlrm, lightning
 from quorem.serving.inspection import inspect as inspect_file
 from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
@@ -54,7 +54,7 @@ PUBLIC |= {
     owner.__name__: owner for owner in (data.Prepared, data.synthesize, prepare_criteo, prepare_table, write_raw)
 }
 PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, inspect_file)}
-PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, scale.estimate, scale.Machine, Axes, Point)}
+PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, Axes, Point)}
 PUBLIC |= {owner.__name__: owner for owner in (PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
 
 

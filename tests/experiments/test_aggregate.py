@@ -17,10 +17,11 @@ from quorem.experiments.aggregate import aggregate, command_of, curve, mean_and_
 from quorem.experiments.figures import Dataset, FigurePlan, Made, PlannedPoint, Point
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
 from quorem.experiments.reproduce import plan
-from quorem.files.atomic import sealed
+from quorem.files.atomic import sealed, write_json
 from quorem.modules.collection import EmbeddingCollection
 from quorem.paper.schemes import QR
 from quorem.training.config import RunConfig
+from quorem.training.run import RESULT_FORMAT
 from quorem.training.tables import tables_of
 
 DATA = Dataset(
@@ -47,7 +48,7 @@ def finish(folder, config: RunConfig, validation: float, test: float, curve: dic
         "seconds": 2.0,
     }
     result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee"}
-    (out / "result.json").write_text(json.dumps(result))
+    write_json(out / "result.json", {"format": RESULT_FORMAT, **result})
     lines = [{"step": step, "validation": {"log_loss": loss}} for step, loss in (curve or {}).items()]
     lines = [{"step": 1, "loss": 0.7}, *lines, {"step": 10**6, "test": result["test"]}]
     (out / "metrics.jsonl").write_text("".join(json.dumps(sealed(line)) + "\n" for line in lines))

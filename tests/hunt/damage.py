@@ -61,7 +61,7 @@ from quorem.files import atomic as files
 from quorem.files import tensors as tensor_file
 from quorem.files.saved_model import load, save
 from quorem.models import DLRM
-from quorem.training import run, trained
+from quorem.training import run
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -227,7 +227,7 @@ def targets(folder: Path) -> list[Target]:
         metrics = run.read_metrics(copy / "run" / "metrics.jsonl")
         if metrics.damaged or not metrics.is_final:
             raise ValueError(f"{copy} has damaged metrics")
-        state = load(copy / "run" / trained.MODEL).state_dict()
+        state = load(copy / "run" / run.MODEL).state_dict()
         encoding, _ = read_encoding(copy / "run" / run.ENCODING)
         checksums = {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
         return result["test"], metrics.lines, checksums, encoding

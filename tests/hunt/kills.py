@@ -39,7 +39,7 @@ from quorem.files import atomic as files
 from quorem.paper.schemes import QR
 from quorem.training import checkpoint, run
 from quorem.training.loop import Options, train
-from quorem.training.trained import MODEL
+from quorem.training.run import MODEL
 
 
 @dataclass
