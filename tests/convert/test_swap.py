@@ -21,11 +21,6 @@ def test_without_a_scheme_a_table_is_full():
     assert Embedding(300, 8).scheme == Full() and EmbeddingBag(300, 8).is_full()
 
 
-def test_filter_fn_takes_the_module_first():
-    model = nn.ModuleDict({"small": nn.Embedding(100, 8), "large": nn.Embedding(300, 8)})
-    assert compress_(model, QR(4), filter_fn=lambda module, name: module.num_embeddings > 200).swapped == ["large"]
-
-
 def patched(module: nn.Module) -> None:
     """As accelerate's hooks do it."""
     old = module.forward
@@ -148,14 +143,3 @@ def test_a_budget_that_cannot_be_met_says_why_of_each_table():
     model = nn.ModuleDict({"a": Scaled(300, 8), "b": nn.Embedding(300, 8, max_norm=1.0)})
     with pytest.raises(ValueError, match=r"no table can be replaced \(a: Scaled has methods .*forward\); b: max_norm"):
         compress_(model, budget="1kB")
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_weight_is_looked_up_and_its_gradient_is_that_of_the_equations(sparse):
-    table = Embedding(300, 8, QR(4), sparse=sparse, padding_idx=7)
-    slopes = torch.randn(300, 8)
-    assert torch.equal(table.weight + 0, table.to_dense())
-    (table.weight * slopes).sum().backward()
-    got, table.stored.grad = table.stored.grad, None
-    (table.to_dense() * slopes).sum().backward()
-    torch.testing.assert_close(got.to_dense(), table.stored.grad)

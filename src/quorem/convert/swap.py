@@ -7,20 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-DEPTH = 6  # how deep nested containers are searched
+HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
+DEPTH = 8  # how deep nested containers are searched
 # Optimizers are given their parameters by ``follow``, which converts the state too.
 NEVER_PLAIN = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
@@ -94,28 +82,17 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
             return value, 0
         objects[id(value)] = depth
         return value, _rewritten(vars(value), new, objects, depth - 1)[1]
-    if isinstance(value, dict):
-        keys = [_rewritten(key, new, objects, depth - 1) for key in value]
-        items = [_rewritten(item, new, objects, depth - 1) for item in value.values()]
-        count = sum(c for _, c in keys + items)
-        if count:
-            pairs = list(zip((key for key, _ in keys), (item for item, _ in items), strict=True))
-            value.clear()
-            value.update(pairs)
-        return value, count
-    items = [_rewritten(item, new, objects, depth - 1) for item in value]
-    count = sum(c for _, c in items)
+    entries = list(value.items() if isinstance(value, dict) else value)
+    results = [_rewritten(entry, new, objects, depth - 1) for entry in entries]
+    count = sum(found for _, found in results)
     if not count:
         return value, 0
-    entries = [item for item, _ in items]
-    if isinstance(value, list):
-        value[:] = entries
-        return value, count
-    if isinstance(value, set):
-        value.clear()
-        value.update(entries)
-        return value, count
-    return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
+    entries = [entry for entry, _ in results]
+    if isinstance(value, tuple | frozenset):
+        return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
+    value.clear()
+    (value.extend if isinstance(value, list) else value.update)(entries)
+    return value, count
 
 
 def _is_plain(value: Any) -> bool:
