@@ -37,10 +37,7 @@ PUBLIC |= {
         *("generalized_quotient_remainder", "balanced_sizes", "coprime_sizes", "is_complementary"),
     )
 }
-PUBLIC |= {
-    f"hashing.{name}": getattr(quorem.hashing, name)
-    for name in ("mix", "mixed_ids", "mixed_id", "expected_collisions", "as_int64")
-}
+PUBLIC |= {f"hashing.{name}": getattr(quorem.hashing, name) for name in ("mix", "mixed_ids", "mixed_id", "as_int64")}
 PUBLIC |= {
     f"{owner.__name__}.{name}": getattr(owner, name)
     for owner, names in (

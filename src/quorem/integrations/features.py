@@ -180,8 +180,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
-    policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)
-    rules, hashed = id_rules.rules_of(collection.specs, *policies, collection.table_of, layout)
+    rules, hashed = id_rules.rules_of(collection, layout)
     listed = {each.feature: each for each in hashed}
     features: list[Feature] = []
     for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):
@@ -216,7 +215,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
                 bits=slot[BITS],
                 hot=None if ranks is None else (slot[HOT], len(ranks.hot)),
                 cold=None if ranks is None else (slot[COLD], len(ranks.cold)),
-                rule=None if rules is None else tuple(rules[f].tolist()),
+                rule=rules[f] if rules else None,
                 listed=listed.get(f),
             )
         )
