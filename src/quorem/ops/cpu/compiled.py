@@ -15,7 +15,8 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
 # Functions that only kernels call. ``njit`` would compile them anew for each constant that they are called with.
 helper = register_jitable(**_PART)  # the compiler decides whether it is inlined
-inner = register_jitable(forceinline=True, **_PART)  # it is: for loops over columns, which are slower otherwise
+INLINED: dict[str, Any] = {"forceinline": True, **_PART}
+inner = register_jitable(**INLINED)  # it is: for loops over columns, which are slower otherwise
 
 
 def kernel(function: Callable[..., Any]) -> Any:

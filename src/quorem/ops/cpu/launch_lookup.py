@@ -53,7 +53,7 @@ def _write_vectors(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
     """Write the vectors of single ids; VALID or INVALID_IDS."""
     address, row = out.data_ptr(), out.shape[2] * out.itemsize
     streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
-    fixed = (inputs.kind, inputs.source, KINDS[out.dtype], address, streamed)
+    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[out.dtype], address, streamed)
     threads = threads_for(out.numel() * layout.parts.shape[1])
     if threads == 1:
         status: int = kernels.lookup(*fixed, 0, inputs.size)
@@ -64,7 +64,7 @@ def _write_vectors(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
 def _write_pooled(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
     """Write the pooled vectors of bags; VALID or INVALID_IDS."""
     slots, partitions, _ = layout.parts.shape
-    width, fixed = out.shape[2], (inputs.kind, inputs.source, KINDS[out.dtype], out.data_ptr())
+    width, fixed = out.shape[2], (inputs.kind, inputs.width, inputs.source, KINDS[out.dtype], out.data_ptr())
 
     def worker() -> Callable[..., int]:
         carry = out.new_empty(width, dtype=accumulator(out))

@@ -31,7 +31,6 @@ class Source(NamedTuple):
     """
 
     stored: int  # [R, W]
-    width: int  # W
     slots: int  # HOT and COLD are where the words of a list begin in ``maps``
     parts: int
     maps: int  # with the words of lists of hot and cold ids (``ops.words``)

@@ -15,13 +15,14 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import get_or_insert_function
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic, lower_builtin, models, overload, register_model
 
-from .compiled import inner
+from .compiled import INLINED, inner
 from .memory import pointer
 
 _INT16, _INT32 = ir.IntType(16), ir.IntType(32)
@@ -236,24 +237,36 @@ for _name, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), (
     _arithmetic(getattr(operator, _name), _instruction)
 
 
+def columns(width: int) -> Any:
+    """The width W of rows as kernels take it: by its type they know whether vectors of 16 numbers fill a row."""
+    return np.int32(width) if width % 16 == 0 else width
+
+
 def over_columns(step: Callable[..., None]) -> Any:
-    """Compile ``step(zero, j, *rest)`` into ``loop(kind, W, *rest)``, which calls it for all of a row's W columns.
+    """Compile ``step(zero, j, kind, W, *rest)`` into ``loop(kind, W, *rest)``, which calls it for all columns of a row.
 
     Each call is for the columns from ``j`` on, as many as the vector ``zero`` has lanes.
     """
     step = inner(step)
 
-    @inner
-    def loop(kind, W, *rest):
+    def whole(kind, W, *rest):
+        for j in range(0, W, 16):
+            step(zeros(kind, 16), j, kind, W, *rest)
+
+    def with_rest(kind, W, *rest):
         j = 0
         while j + 16 <= W:
-            step(zeros(kind, 16), j, *rest)
+            step(zeros(kind, 16), j, kind, W, *rest)
             j += 16
         while j + 4 <= W:
-            step(zeros(kind, 4), j, *rest)
+            step(zeros(kind, 4), j, kind, W, *rest)
             j += 4
         while j < W:
-            step(zeros(kind, 1), j, *rest)
+            step(zeros(kind, 1), j, kind, W, *rest)
             j += 1
 
+    def loop(kind, W, *rest):
+        raise NotImplementedError  # only compiled code calls it
+
+    overload(loop, jit_options=INLINED)(lambda kind, W, *rest: whole if W.bitwidth == 32 else with_rest)
     return loop
