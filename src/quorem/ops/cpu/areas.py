@@ -9,9 +9,7 @@ The sums of one slot lie in an *area*. It starts with a header of six integers f
     TABLE       where ``table`` int32 [P_k] starts: one plus the index, by row or by hash
     SUMS        where ``sums`` [N_k, W] start: gradients by index, float32 or float64
 
-Then come, for the ids of a block, their rows int64 [K + 2, BLOCK], as ``block_rows`` gives them; and for those that
-read a row, the indices of their rows, int64 [K, BLOCK], their positions in the block, int64 [BLOCK], and where their
-gradients start, int64 [BLOCK]. Then come the above of all parts.
+Then come the above of all parts.
 
 Slots that share rows (a pool, a table of several features) add to one place: the part of the first slot that reads
 them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` says who owns what.
@@ -22,8 +20,7 @@ from typing import NamedTuple
 from ..layout import BASE, FEATURE, PART_COLUMNS, PITCH, SIZE
 from .compiled import helper
 from .memory import INT32, INT64, item, put, size_of
-from .rows import rows_bytes
-from .source import BLOCK, part_item, partitions_of, slot_item
+from .source import part_item, partitions_of, slot_item
 from .vector import accumulator
 
 HEADER = 6
@@ -45,8 +42,7 @@ class Areas(NamedTuple):
 
 def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
     """Size of an area for that many distinct rows of each part, in whole cache lines."""
-    k = len(capacities)
-    size = 8 * (HEADER * k + (2 * k + 4) * BLOCK)
+    size = 8 * HEADER * len(capacities)
     for capacity in capacities:
         entries = 64
         while entries < 2 * capacity:
@@ -80,12 +76,6 @@ def pitch_of(areas, a, k):
 def header(area, K, field, k):
     """A field of the header of part ``k``."""
     return item(INT64, area, field * K + k)
-
-
-@helper
-def block_of(area, K):
-    """The address of the rows of the block."""
-    return area + HEADER * K * 8
 
 
 @helper
@@ -144,7 +134,7 @@ def init_areas(kind, W, source, areas, num_shares):
             put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
     for a in range(areas.count):
         area, s = area_of(areas, a), slot_of(areas, a)
-        start = block_of(area, K) + rows_bytes(source) + (K + 2) * BLOCK * 8
+        start = area + HEADER * K * 8
         for k in range(K):
             num_rows = num_rows_of(source, s, k)
             put(INT64, area, CAPACITY * K + k, min(header(area, K, CAPACITY, k), num_rows // num_shares + 1))

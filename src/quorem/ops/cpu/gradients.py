@@ -16,11 +16,11 @@ from .areas import (
     COUNT,
     DISTINCT,
     ENTRIES,
+    HEADER,
     SUMS,
     TABLE,
     Areas,
     area_of,
-    block_of,
     header,
     init_areas,
     init_part,
@@ -90,7 +90,7 @@ def _index_rows(kind, W, area, K, k, base, num_rows, pitch, share, num_shares, p
 
 
 @inner
-def _add_id(zero, j, kind, W, stored, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums):
+def _add_id(zero, j, kind, W, stored, row_size, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums):
     """Add the gradient of the ``p``-th id, which is the block's ``i``-th, to the sums of its rows."""
     float_kind = accumulator(kind)
     gradient = load(kind, zero, grad, item(INT64, starts, p) + j)
@@ -101,7 +101,7 @@ def _add_id(zero, j, kind, W, stored, grad, starts, factors, p, i, rows, num_par
         if mult:
             for other in range(num_parts):
                 if other != k:
-                    value = value * load_row(kind, zero, stored, W, item(INT64, rows, other * BLOCK + i), j)
+                    value = value * load_row(kind, zero, stored, row_size, item(INT64, rows, other * BLOCK + i), j)
         index = item(INT64, indices, k * BLOCK + p)
         if index >= 0:
             sum_, column = item(INT64, sums, k), index * W + j
@@ -110,17 +110,19 @@ def _add_id(zero, j, kind, W, stored, grad, starts, factors, p, i, rows, num_par
 
 @over_columns
 def _add_block(
-    zero, j, kind, W, stored, grad, starts, factors, positions, num_ids, rows, num_parts, mult, indices, sums
+    zero, j, kind, W, stored, row_size, grad, starts, factors, positions, num_ids, rows, num_parts, mult, indices, sums
 ):
     """Add the gradients of ids of a block to the sums of the rows they read; ``sums`` has K addresses."""
     if num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
         for p in range(num_ids):
             i = item(INT64, positions, p)
-            _add_id(zero, j, kind, W, stored, grad, starts, factors, p, i, rows, 2, True, indices, sums)
+            _add_id(zero, j, kind, W, stored, row_size, grad, starts, factors, p, i, rows, 2, True, indices, sums)
     else:
         for p in range(num_ids):
             i = item(INT64, positions, p)
-            _add_id(zero, j, kind, W, stored, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums)
+            _add_id(
+                zero, j, kind, W, stored, row_size, grad, starts, factors, p, i, rows, num_parts, mult, indices, sums
+            )
 
 
 @kernel
@@ -131,14 +133,12 @@ def sum_slots(kind, W, source, grad, areas, share, num_shares):
     remainder ``share`` when divided by ``num_shares``.
     """
     source, areas = Source(*source), Areas(*areas)
-    S, K, row_size = source.num_slots, source.num_partitions, W * size_of(kind)
-    sums = reserve(K * 8)
+    S, K, row_size = source.num_slots, source.num_partitions, source.row_size
+    sums, rows, indices = reserve(K * 8), reserve(rows_bytes(source)), reserve(K * BLOCK * 8)
+    positions, starts = reserve(BLOCK * 8), reserve(BLOCK * 8)
     init_areas(kind, W, source, areas, num_shares)
     for a in range(areas.count):
-        s, rows = slot_of(areas, a), block_of(area_of(areas, a), K)
-        indices = rows + rows_bytes(source)
-        positions = indices + K * BLOCK * 8
-        starts = positions + BLOCK * 8
+        s = slot_of(areas, a)
         begin, end = slot_ids(source, s)
         both, mult = has_both(source, s), multiplies(source, s)
         first, last = 0, 1 if both else partitions_of(source, s)
@@ -165,7 +165,7 @@ def sum_slots(kind, W, source, grad, areas, share, num_shares):
                     _index_rows(kind, W, owner, K, part, *table, *block)
                 factors = source.factors + p * size_of(accumulator(kind)) if source.factors else 0
                 ids = (positions, count, first_rows, num_parts, mult, indices, sums)
-                _add_block(kind, W, source.stored, grad, starts, factors, *ids)
+                _add_block(kind, W, source.stored, row_size, grad, starts, factors, *ids)
             first, last = last, partitions_of(source, s)
 
 
@@ -180,10 +180,8 @@ def sum_rows(kind, W, rows, values, num_values, num_rows, areas, share, num_shar
     """Sum ``values`` ``[N, W]`` by ``rows`` ``[N]`` into one area; rows may repeat, and those below 0 are left out."""
     area, size = Areas(*areas).address, W * size_of(accumulator(kind))
     put(INT64, area, CAPACITY, min(num_values, num_rows // num_shares + 1))
-    block = block_of(area, 1)
-    indices = block + 3 * BLOCK * 8
-    positions = indices + BLOCK * 8
-    init_part(kind, W, area, 1, 0, num_rows, indices + 3 * BLOCK * 8)
+    block, indices, positions = reserve(BLOCK * 8), reserve(BLOCK * 8), reserve(BLOCK * 8)
+    init_part(kind, W, area, 1, 0, num_rows, area + HEADER * 8)
     sums = header(area, 1, SUMS, 0)
     for p in range(0, num_values, BLOCK):
         n = min(BLOCK, num_values - p)
@@ -243,8 +241,8 @@ def write_sparse(kind, W, rows, values, areas):
 
 
 @over_columns
-def _add_dot(zero, j, kind, W, stored, sums, i, grad, rows, num_parts, both, mult):
-    product = compose(zero, j, kind, W, stored, rows, i, num_parts, both, mult) * load(kind, zero, grad, j)
+def _add_dot(zero, j, kind, W, stored, row_size, sums, i, grad, rows, num_parts, both, mult):
+    product = compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult) * load(kind, zero, grad, j)
     put(accumulator(kind), sums, i, item(accumulator(kind), sums, i) + total(product))
 
 
@@ -252,7 +250,7 @@ def _add_dot(zero, j, kind, W, stored, sums, i, grad, rows, num_parts, both, mul
 def sample_weights(kind, W, source, out, grad, f, first, last):
     """Write the gradient of the sample weights of ids ``first`` to ``last``, all of feature ``f``."""
     source = Source(*source)
-    S, float_kind, row_size = source.num_slots, accumulator(kind), W * size_of(kind)
+    S, float_kind, row_size = source.num_slots, accumulator(kind), source.row_size
     rows = reserve(rows_bytes(source))
     first_slot, num_slots = item(INT64, source.spans, 2 * f), item(INT64, source.spans, 2 * f + 1)
     for p in range(first, last, BLOCK):
@@ -265,6 +263,6 @@ def sample_weights(kind, W, source, out, grad, f, first, last):
             block_rows(source, s, p, n, 0, num_parts, row_size, rows)
             for i in range(n):
                 vector = grad + (item(INT32, source.entries, p + i) * S + s) * row_size
-                _add_dot(kind, W, source.stored, sums, i, vector, rows, num_parts, both, mult)
+                _add_dot(kind, W, source.stored, row_size, sums, i, vector, rows, num_parts, both, mult)
         for i in range(n):
             put(float_kind, sums, i, item(float_kind, sums, i) * item(float_kind, source.factors, p + i))

@@ -71,7 +71,7 @@ def kernel_input(
         return None
     stored = stored.contiguous()
     check_rows(stored, known.num_rows)
-    rows = (stored.data_ptr(), *known.fields)
+    rows = (stored.data_ptr(), stored.shape[1] * stored.itemsize, *known.fields)
     if offsets is None:
         source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), *ids.stride(), size, 0, 0, 0)
         return KernelInput(kind, width, source, size, size * features, size, (ids, stored, known))

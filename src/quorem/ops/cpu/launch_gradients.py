@@ -12,8 +12,7 @@ from ..rows import IdBatch, accumulator
 from . import gradients
 from .launch import KernelInput, kernel_input
 from .launch_lookup import ranges
-from .pages import in_huge_pages
-from .scratch import Scratch
+from .pages import Scratch, in_huge_pages
 from .sharing import Unit, sharing_of
 from .threads import STEP_COST, run_tasks, threads_for
 
@@ -64,7 +63,7 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
     bounds = enumerate(pairwise(starts))
     threads = threads_for(inputs.num_ids * len(layout.slots) // features * stored.shape[1])
     tasks = [(f, *ids) for f, (start, end) in bounds for ids in ranges(end - start, threads, start)]
-    run_tasks(lambda: run, tasks, threads)
+    run_tasks(run, tasks, threads)
     return out.to(grad.dtype)
 
 
@@ -98,18 +97,14 @@ def sum_by_row(grad: Tensor, stored: Tensor, inputs: KernelInput, layout: Layout
         def sum_share(u: int, share: int) -> None:
             gradients.sum_slots(*fixed, areas(scratch[u, share], units[u]), share, shares)
 
-        run_tasks(lambda: sum_share, tasks, threads)
-        run_tasks(lambda: lambda u, share: apply(areas(scratch[u, share], units[u])), tasks, threads)
+        run_tasks(sum_share, tasks, threads)
+        run_tasks(lambda u, share: apply(areas(scratch[u, share], units[u])), tasks, threads)
         return
 
-    def worker() -> Callable[..., None]:
-        scratch = Scratch(max(unit.num_bytes for unit in units))
+    def sum_unit(u: int) -> None:
+        scratch = Scratch(units[u].num_bytes)
+        unit = areas(scratch, units[u])
+        gradients.sum_slots(*fixed, unit, 0, 1)
+        apply(unit)
 
-        def run(u: int) -> None:
-            unit = areas(scratch, units[u])
-            gradients.sum_slots(*fixed, unit, 0, 1)
-            apply(unit)
-
-        return run
-
-    run_tasks(worker, [(u,) for u in range(len(units))], threads)
+    run_tasks(sum_unit, [(u,) for u in range(len(units))], threads)

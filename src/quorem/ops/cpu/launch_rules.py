@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -25,23 +25,16 @@ from . import gradients, replay, rules
 from .areas import Areas, area_bytes
 from .launch import KINDS, kernel_input
 from .launch_gradients import Apply, sum_by_row
+from .pages import Scratch
 from .replay import Averages, History
 from .rounding import rounding_by
 from .rules import AdamFactors
-from .scratch import Scratch
 from .sharing import sharing_of
 from .threads import STEP_COST, run_tasks, threads_for
 from .vector import columns
 
 SUM_KINDS = {**KINDS, torch.uint8: np.uint8(0)}  # of Adagrad's sums
 _ONE_AREA = torch.zeros(1, dtype=torch.int64, device="cpu")  # its slot, and where it starts
-
-
-class KernelStep(NamedTuple):
-    """One step of a rule."""
-
-    apply: Apply
-    finish: Callable[[], None]  # after all rows
 
 
 def update_(
@@ -57,9 +50,9 @@ def update_(
     inputs = kernel_input(batch, stored, layout, grad)
     if inputs is None or not _fits(stored, state, options):
         return NotImplemented
-    step = _step(stored, float(lr), state, options)
-    sum_by_row(grad, stored, inputs, layout, step.apply)
-    step.finish()
+    apply, finish = _step(stored, float(lr), state, options)
+    sum_by_row(grad, stored, inputs, layout, apply)
+    finish()
     return None
 
 
@@ -82,7 +75,7 @@ def rows_update_(
         return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
     rows = _checked_rows(rows, stored)
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
-    step = _step(stored, float(lr), state, options)
+    apply, finish = _step(stored, float(lr), state, options)
     n, (num_rows, width) = len(rows), stored.shape
     fixed = (KINDS[stored.dtype], columns(width), rows.data_ptr(), values.data_ptr(), n, num_rows)
     num_bytes = area_bytes([n], width, values.itemsize)
@@ -91,11 +84,11 @@ def rows_update_(
         scratch = Scratch(num_bytes)
         areas = tuple(Areas(scratch.address, 1, 1, 0, 0, _ONE_AREA.data_ptr(), _ONE_AREA.data_ptr()))
         gradients.sum_rows(*fixed, areas, share, shares)
-        step.apply(areas)
+        apply(areas)
 
     threads = threads_for(STEP_COST * n * width)
-    run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
-    step.finish()
+    run_tasks(update_share, [(share, threads) for share in range(threads)], threads)
+    finish()
     return None
 
 
@@ -116,7 +109,7 @@ def catch_up_(
         step = slots if threads == 1 else max(1, slots // (4 * threads))
     ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
     tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
-    run_tasks(lambda: run, tasks, threads)
+    run_tasks(run, tasks, threads)
     return None
 
 
@@ -135,11 +128,12 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **opti
         tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
     else:
         tasks = [(0, len(rows), share, threads) for share in range(threads)]
-    run_tasks(lambda: run, tasks, threads)
+    run_tasks(run, tasks, threads)
     return None
 
 
-def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> KernelStep:
+def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> tuple[Apply, Callable[[], Any]]:
+    """What a step does to summed gradients, and after all rows."""
     kind, width, address = KINDS[stored.dtype], columns(stored.shape[1]), stored.data_ptr()
     constants: Any = options["constants"]  # of the rule of ``state``
     loss_scale, clip_value = options.get("loss_scale"), options.get("clip_value")
@@ -152,9 +146,9 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
         factors = tuple(AdamFactors(1 - beta1, beta2, 1 - beta2, rate, divisor, constants.eps))
         *lagging, missed_rounding = _lagging(state, options)
         fixed: tuple[Any, ...] = (address, factors, *lagging, rounding, missed_rounding)
-        finish = partial(_finish_adam, stored, lr, state, options)
+        finish: Callable[[], Any] = partial(_finish_adam, stored, lr, state, options)
     else:
-        finish = partial(rules.count_step, state.step.data_ptr())
+        finish = partial(state.step.add_, 1)
         if isinstance(state, SGDState):
             fixed = (address, lr, rounding)
         else:
@@ -169,7 +163,7 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
             rules.prepare_sums(kind, width, areas, scale, bound)
         kernel(kind, width, areas, *fixed)
 
-    return KernelStep(apply, finish)
+    return apply, finish
 
 
 def _finish_adam(stored: Tensor, lr: float, state: AdamState, options: CatchUpOptions) -> None:

@@ -1,14 +1,12 @@
 """Composed lookup and bag: rows are found, combined and pooled in one pass; only the output is written."""
 
 from ..layout import FEATURE, LIMIT, PADDING
-from .codes import load_row, row_bytes
+from .codes import load_row
 from .compiled import inner, kernel
 from .memory import INT32, INT64, item, put, reserve, size_of
 from .rows import block_rows, prefetch_words, rows_bytes
 from .source import (
     BLOCK,
-    INVALID_IDS,
-    VALID,
     Source,
     has_both,
     id_item,
@@ -20,7 +18,7 @@ from .vector import accumulator, choose, fence, load, over_columns, splat, store
 
 
 @inner
-def compose(zero, j, kind, W, stored, rows, i, num_parts, both, mult):
+def compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult):
     """The vector of the block's id ``i``: as many columns as ``zero`` has lanes, zeros where it reads no row.
 
     ``rows`` are those of ``block_rows`` for all parts.
@@ -29,9 +27,9 @@ def compose(zero, j, kind, W, stored, rows, i, num_parts, both, mult):
     row = item(INT64, rows, first * BLOCK + i)
     if row < 0:
         return zero
-    vector = load_row(kind, zero, stored, W, row, j)
+    vector = load_row(kind, zero, stored, row_size, row, j)
     for k in range(first + 1, num_parts):
-        other = load_row(kind, zero, stored, W, item(INT64, rows, k * BLOCK + i), j)
+        other = load_row(kind, zero, stored, row_size, item(INT64, rows, k * BLOCK + i), j)
         combined = vector * other if mult else vector + other
         vector = choose(item(INT64, rows, i) >= 0, vector, combined) if both else combined
     return vector
@@ -46,19 +44,19 @@ def _write(out_kind, out, position, vector, streamed):
 
 
 @over_columns
-def _compose_block(zero, j, kind, W, stored, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
+def _compose_block(zero, j, kind, W, stored, row_size, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
     """Write the vectors of the block's ``n`` ids, ``step`` elements apart."""
     if num_parts == 3 and both:  # a pool; this and the next are the most common, fastest if the compiler knows them
         for i in range(n):
-            vector = compose(zero, j, kind, W, stored, rows, i, 3, True, mult)
+            vector = compose(zero, j, kind, stored, row_size, rows, i, 3, True, mult)
             _write(out_kind, out, i * step + j, vector, streamed)
     elif num_parts == 2 and mult and not both:
         for i in range(n):
-            vector = compose(zero, j, kind, W, stored, rows, i, 2, False, True)
+            vector = compose(zero, j, kind, stored, row_size, rows, i, 2, False, True)
             _write(out_kind, out, i * step + j, vector, streamed)
     else:
         for i in range(n):
-            vector = compose(zero, j, kind, W, stored, rows, i, num_parts, both, mult)
+            vector = compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult)
             _write(out_kind, out, i * step + j, vector, streamed)
 
 
@@ -67,10 +65,10 @@ def lookup(kind, W, source, out_kind, out, streamed, first, last):
     """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last`` as numbers of ``out_kind``.
 
     Returns:
-        VALID or INVALID_IDS.
+        Whether an id was out of range.
     """
     source = Source(*source)
-    S, row_size = source.num_slots, row_bytes(kind, W)
+    S, row_size = source.num_slots, source.row_size
     rows = reserve(rows_bytes(source))
     any_invalid = False
     for b in range(first, last, BLOCK):
@@ -82,10 +80,10 @@ def lookup(kind, W, source, out_kind, out, streamed, first, last):
             any_invalid |= block_rows(source, s, b, n, 0, num_parts, row_size, rows)
             vectors = out + (b * S + s) * W * size_of(out_kind)
             block = (vectors, S * W, n, rows, num_parts, both, mult, streamed)
-            _compose_block(kind, W, source.stored, out_kind, *block)
+            _compose_block(kind, W, source.stored, row_size, out_kind, *block)
     if streamed:
         fence()
-    return INVALID_IDS if any_invalid else VALID
+    return any_invalid
 
 
 @kernel
@@ -120,14 +118,31 @@ def fill_bags(kind, source, sample_weights, num_ids, mean):
 
 @over_columns
 def _pool(
-    zero, j, kind, W, stored, out_kind, out, carry, resumed, finished, rows, begin, end, factors, num_parts, both, mult
+    zero,
+    j,
+    kind,
+    W,
+    stored,
+    row_size,
+    out_kind,
+    out,
+    carry,
+    resumed,
+    finished,
+    rows,
+    begin,
+    end,
+    factors,
+    num_parts,
+    both,
+    mult,
 ):
     """Add ids ``begin`` to ``end`` of the block to their bag; write it to ``out`` if finished, else to ``carry``."""
     pooled = load(accumulator(kind), zero, carry, j) if resumed else zero
     for i in range(begin, end):
         if item(INT64, rows, (BLOCK if both else 0) + i) >= 0:
             factor = splat(zero, item(accumulator(kind), factors, i))
-            pooled = pooled + compose(zero, j, kind, W, stored, rows, i, num_parts, both, mult) * factor
+            pooled = pooled + compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult) * factor
     if finished:
         store(out_kind, out, j, pooled)
     else:
@@ -141,10 +156,10 @@ def bag(kind, W, source, out_kind, out, carry, first, last):
     A block of ids may end within a bag; ``carry`` ``[W]`` then keeps the sum so far.
 
     Returns:
-        VALID or INVALID_IDS.
+        Whether an id was out of range.
     """
     source = Source(*source)
-    S, row_size = source.num_slots, row_bytes(kind, W)
+    S, row_size = source.num_slots, source.row_size
     rows = reserve(rows_bytes(source))
     any_invalid = False
     for s in range(S):
@@ -162,7 +177,7 @@ def bag(kind, W, source, out_kind, out, carry, first, last):
                 end = item(INT64, ends, b) - p if finished else n
                 vector = out + (b * S + s) * W * size_of(out_kind)
                 state = (resumed, finished, rows, begin, end, factors, num_parts, both, mult)
-                _pool(kind, W, source.stored, out_kind, vector, carry, *state)
+                _pool(kind, W, source.stored, row_size, out_kind, vector, carry, *state)
                 begin, resumed, b = end, not finished, b + finished
             p += n
-    return INVALID_IDS if any_invalid else VALID
+    return any_invalid

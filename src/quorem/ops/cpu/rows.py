@@ -33,7 +33,7 @@ from ..layout import (
 from ..words import DIGIT
 from .compiled import helper
 from .memory import INT64, item, num_bits, prefetch, put
-from .source import BLOCK, id_item, num_hot, num_numbers, part_item, slot_item
+from .source import BLOCK, id_item, part_item, slot_item
 
 _EXACT = 2**52
 _FEW_WORDS = 512  # of a list, which are not prefetched
@@ -131,7 +131,8 @@ def _find_own(source, s, n, ids, rows):
     """
     limit, num_own, rest = slot_item(source, s, LIMIT), slot_item(source, s, OWN), slot_item(source, s, REST)
     base, pitch = part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
-    hot, has_rest, start = num_hot(source, s), rest < limit, slot_item(source, s, HOT)
+    has_rest, start = rest < limit, slot_item(source, s, HOT)
+    hot = num_own - 1 if has_rest else num_own  # ids with a row that no other id has
     if start < 0:
         for i in range(n):
             x = item(INT64, ids, i)
@@ -214,7 +215,8 @@ def _partition_rows(source, s, k, n, numbers, rows):
     """Fill ``rows`` with the row of each number in partition ``k``, -1 where the number is negative."""
     stride, size = part_item(source, s, k, STRIDE), part_item(source, s, k, SIZE)
     base, pitch = part_item(source, s, k, BASE), part_item(source, s, k, PITCH)
-    map_start, limit = part_item(source, s, k, MAP), num_numbers(source, s)
+    map_start, bits = part_item(source, s, k, MAP), slot_item(source, s, BITS)
+    limit = 1 << bits if bits > 0 else slot_item(source, s, COMPOSED)  # of the numbers
     if map_start >= 0:
         for i in range(n):
             put(INT64, rows, i, item(INT64, source.maps, map_start + max(item(INT64, numbers, i), 0)))

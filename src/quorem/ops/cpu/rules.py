@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..state import AdamConstants
-from .areas import COUNT, DISTINCT, SUMS, Areas, area_of, block_of, header, pitch_of
+from .areas import COUNT, DISTINCT, SUMS, Areas, area_of, header, pitch_of
 from .compiled import inner, kernel
-from .memory import INT32, INT64, item, prefetch, put, size_of
+from .memory import INT32, INT64, item, prefetch, put, reserve, size_of
 from .replay import Averages, History, catch_up_row
 from .rounding import Rounding, load_sum, store_rounded, store_sum
 from .vector import accumulator, load, maximum, over_columns, splat, sqrt, store, total
@@ -99,7 +99,7 @@ def sgd(kind, W, areas, stored, lr, rounding):
 def _adagrad_columns(zero, j, kind, W, sum_kind, stored, start, squares, grad, lr, eps, rounding):
     g = load(accumulator(kind), zero, grad, j)
     h = load_sum(sum_kind, zero, squares, start + j) + g * g
-    store_sum(sum_kind, squares, start + j, h, rounding.first_key, rounding.second_key)
+    store_sum(sum_kind, squares, start + j, h, rounding)
     change = splat(zero, lr) * g / (sqrt(h) + splat(zero, eps))
     store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
@@ -127,13 +127,12 @@ def _add_square(zero, j, kind, W, sum_, grad):
 def rowwise_adagrad(kind, W, areas, stored, squares, lr, eps, rounding):
     """``rules.rowwise_adagrad``."""
     areas, rounding = Areas(*areas), Rounding(*rounding)
-    K, float_kind = areas.num_partitions, accumulator(kind)
+    K, float_kind, square = areas.num_partitions, accumulator(kind), reserve(8)
     size = W * size_of(float_kind)
     for k in range(K):
         a = 0
         while a < areas.count:
             area, pitch = area_of(areas, a), pitch_of(areas, a, k)
-            square = block_of(area, K)  # the block's rows are no longer needed
             for u in range(header(area, K, COUNT, k)):
                 put(float_kind, square, 0, 0)
                 for unit in range(pitch):
@@ -190,9 +189,3 @@ def adam(kind, W, areas, stored, factors, averages, history, constants, rounding
     averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
     rounding, missed_rounding = Rounding(*rounding), Rounding(*missed_rounding)
     _adam(kind, W, areas, stored, factors, averages, history, constants, rounding, missed_rounding)
-
-
-@kernel
-def count_step(step):
-    """Add one to ``step``."""
-    put(INT64, step, 0, item(INT64, step, 0) + 1)

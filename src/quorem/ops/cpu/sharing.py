@@ -1,5 +1,6 @@
 """Which slots sum their gradients together, since they share rows, and where their areas lie (see ``areas``)."""
 
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ class Sharing:
                     self.readers[owner // self.num_partitions][owner % self.num_partitions] += 1
         self.groups = [[s for s in range(self.num_slots) if leaders[s] == leader] for leader in sorted({*leaders})]
         self.largest_group = max(map(len, self.groups))
-        self._placements: dict[tuple[int, ...], Placement] = {}
+        self._placements = lru_cache(_MOST_PLACEMENTS)(self._place)
 
     def placement(self, num_ids: int, width: int, float_bytes: int, most_slots: int) -> Placement:
         """Where areas lie for at most ``num_ids`` ids of each slot.
@@ -67,12 +68,7 @@ class Sharing:
             most_slots: slots of a unit, unless more of them are in one group.
         """
         num_ids = 1 << max(num_ids - 1, 0).bit_length()  # so that batches of similar sizes share a placement
-        key = (num_ids, width, float_bytes, most_slots)
-        if key not in self._placements:
-            if len(self._placements) >= _MOST_PLACEMENTS:
-                self._placements.clear()
-            self._placements[key] = self._place(*key)
-        return self._placements[key]
+        return self._placements(num_ids, width, float_bytes, most_slots)
 
     def _place(self, num_ids: int, width: int, float_bytes: int, most_slots: int) -> Placement:
         offsets, units = [0] * self.num_slots, [Unit(0, 0, 0)]

@@ -13,6 +13,7 @@ Kinds of rows (see ``memory``):
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -103,16 +104,23 @@ def load(typing: Any, kind: Any, vector: Any, address: Any, position: Any) -> An
     return vector(kind, vector, types.int64, types.int64), build
 
 
-@intrinsic
-def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> Any:
-    """Write a vector from ``position`` on."""
-
+def _build_store(kind: Any, vector: Any, streamed: bool) -> Any:
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = narrowed(builder, kind, args[3], vector.lanes)
-        builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type)).align = kind.bitwidth // 8
+        write = builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type))
+        write.align = kind.bitwidth // 8
+        if streamed:
+            write.align = min(64, vector.lanes * kind.bitwidth // 8)
+            write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, vector), build
+
+
+@intrinsic
+def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> Any:
+    """Write a vector from ``position`` on."""
+    return _build_store(kind, vector, streamed=False)
 
 
 @intrinsic
@@ -121,15 +129,7 @@ def stream(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> 
 
     The address must be a multiple of the vector's size, or of 64 bytes.
     """
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = narrowed(builder, kind, args[3], vector.lanes)
-        write = builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type))
-        write.align = min(64, vector.lanes * kind.bitwidth // 8)
-        write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64, vector), build
+    return _build_store(kind, vector, streamed=True)
 
 
 @intrinsic
@@ -237,6 +237,7 @@ for _name, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), (
     _arithmetic(getattr(operator, _name), _instruction)
 
 
+@cache
 def columns(width: int) -> Any:
     """The width W of rows as kernels take it: by its type they know whether vectors of 16 numbers fill a row."""
     return np.int32(width) if width % 16 == 0 else width
