@@ -77,8 +77,5 @@ def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor],
     def run(first: int) -> None:
         project_entries(*fixed, len(pieces), first, min(first + step, len(out)))
 
-    if threads == 1:
-        run(0)
-    else:
-        run_tasks(lambda: run, [(first,) for first in range(0, len(out), step)], threads)
+    run_tasks(run, [(first,) for first in range(0, len(out), step)], threads)
     return out
