@@ -4,7 +4,7 @@ from ..layout import FEATURE, LIMIT, PADDING
 from .codes import load_row
 from .compiled import inner, kernel
 from .memory import INT32, INT64, item, put, reserve, size_of
-from .rows import block_rows, prefetch_words, rows_bytes
+from .rows import block_rows, continues, next_rows, prefetch_words, rows_bytes
 from .source import (
     BLOCK,
     Source,
@@ -78,7 +78,10 @@ def lookup(kind, W, source, out_kind, out, streamed, first, last):
             if s + 1 < S:
                 prefetch_words(source, s + 1, b, n)
             num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
-            any_invalid |= block_rows(source, s, b, n, 0, num_parts, row_size, rows)
+            if s > 0 and continues(source, s, num_parts):
+                next_rows(n, num_parts, rows)
+            else:
+                any_invalid |= block_rows(source, s, b, n, 0, num_parts, row_size, rows)
             vectors = out + (b * S + s) * W * size_of(out_kind)
             block = (vectors, S * W, n, rows, num_parts, both, mult, streamed)
             _compose_block(kind, W, source.stored, row_size, out_kind, *block)

@@ -77,6 +77,26 @@ def block_rows(source, s, first, n, begin, end, row_size, rows):
 
 
 @helper
+def continues(source, s, num_parts):
+    """Whether a slot reads the rows of ``stored`` that follow those of the slot before: of the same rows of tables."""
+    if slot_item(source, s, FEATURE) != slot_item(source, s - 1, FEATURE):
+        return False
+    for k in range(num_parts):
+        follows = part_item(source, s, k, BASE) == part_item(source, s - 1, k, BASE) + 1
+        if not follows or part_item(source, s, k, PITCH) == 1:
+            return False
+    return True
+
+
+@helper
+def next_rows(n, num_parts, rows):
+    """From what ``block_rows`` has found for a slot to the rows that follow."""
+    for k in range(num_parts):
+        for i in range(k * BLOCK, k * BLOCK + n):
+            put(INT64, rows, i, item(INT64, rows, i) + (1 if item(INT64, rows, i) >= 0 else 0))
+
+
+@helper
 def prefetch_words(source, s, first, n):
     """Prefetch the words in which ``block_rows`` will search the same ids, unless they are few."""
     shift = DIGIT * source.levels
