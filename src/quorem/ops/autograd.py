@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.parallel import DistributedDataParallel
 
 from . import gpu, gradients
 from .codes import dequantize
@@ -14,7 +15,6 @@ from .declare import call, is_eager
 from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
-from .replicas import active_ddp
 from .rows import IdBatch
 from .updates import Lookup, Updates, is_captured
 
@@ -126,7 +126,7 @@ def _may_be_sparse() -> bool:
     """
     if is_captured() or torch._C._are_functorch_transforms_active():
         return False
-    return active_ddp() is None
+    return DistributedDataParallel._active_ddp_module is None
 
 
 class _Lookup(torch.autograd.Function):

@@ -15,7 +15,6 @@ from .codes import StoredRows, coded_rows, numbers_at
 from .fast_launch import planned
 from .host import HostLayout, checked_rows, fused_layout, host_layout
 from .launch import cdiv, launch, power_of_2
-from .ranks import rank_of
 from .rows import (
     BASE,
     BITS,
@@ -45,6 +44,7 @@ from .rows import (
     part_at,
     permuted,
     place_of,
+    rank_of,
     read_ids,
     row_of,
     slot_at,
