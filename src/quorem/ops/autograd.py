@@ -42,7 +42,7 @@ def lookup(
         stored: every row, ``[R, W]``.
         layout: where the rows of an id are.
         updates: the work that an optimizer has left for ``stored``, and where its gradients go.
-        options: names of the tables; and how rows are read if they are bytes, which only ``apply_in_backward`` trains.
+        options: names of the tables; and how rows are read if they are bytes, which are not trained.
         sparse: whether the gradient of ``stored`` is sparse.
         invalid: a count to which the number of ids out of range is added, if these do not raise.
 
@@ -78,14 +78,12 @@ def lookup(
 
 def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOptions, sparse: bool = False) -> Tensor:
     """``rows`` of ``stored`` as they are, ``[..., W]``; float32 where they are bytes."""
-    collector = updates.collector_of(stored)
     if "bits" in options:
-        vectors = dequantize(stored[rows], options["width"], options["bits"])
-    elif collector is None:
+        return dequantize(stored[rows], options["width"], options["bits"])
+    collector = updates.collector_of(stored)
+    if collector is None:
         return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
-    else:
-        vectors = F.embedding(rows, stored.detach())
-    return vectors if collector is None else collector.read(vectors, rows)
+    return collector.read(F.embedding(rows, stored.detach()), rows)
 
 
 def path(
