@@ -265,7 +265,7 @@ def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | 
             lookup_kernel, (cdiv(size * num_slots, block),),
             ids, stored, ends, out, invalid, host.table, host.on_device.maps, size, stride, S=num_slots, W=width,
             K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
-            NBITS=bits, LEVELS=host.levels, MULT=host.product, FLAGS=flags, num_warps=1,
+            NBITS=bits, LEVELS=host.row_flags.levels, MULT=host.product, FLAGS=flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored,) if invalid is None else (stored, invalid)

@@ -4,9 +4,6 @@ A program of most kernels handles one slot, so the integers of the layout are sc
 ``lookup_kernel`` handles many slots at a time, and has a vector of each integer. Tables of fewer than 2^31 ids, which
 are nearly all, use 32-bit divisions; the others use 64-bit ones.
 
-With ``RowFlags.owned``, some ids have rows of their own, or are mixed over a pool: ``number_of`` says which, and gives
-the number that the partitions divide. ``levels`` are those of ``ops.words``, 0 if no table has lists of ids.
-
 Arguments that belong together are one tuple, and constants one frozen dataclass. A None in a tuple is a constant too.
 """
 
@@ -64,8 +61,8 @@ class DeviceLayout(NamedTuple):
 class RowFlags:
     """Constants of ``number_of`` and ``row_of``."""
 
-    owned: bool
-    levels: int
+    owned: bool  # partitions alone do not give the rows: some ids have their own, or are mixed over a pool
+    levels: int  # of the words in ``maps``, 0 without lists of ids
 
 
 @triton.jit
