@@ -1,11 +1,11 @@
-"""Kernels on disk are compiled anew when any of their sources changes; a long compilation is announced."""
+"""Kernels on disk are compiled anew when any of their sources changes; compiling is announced."""
 
 import os
 
 import numba
 import pytest
 
-from quorem.ops.cpu import compiled, lookup, notice
+from quorem.ops.cpu import compiled, lookup
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -25,34 +25,22 @@ def test_a_kernel_is_kept_under_the_stamp_of_all_its_sources():
     assert lookup.lookup._cache._cache_file._source_stamp == compiled.source_stamp()
 
 
-class Overdue:
-    """A timer that does not wait."""
-
-    def __init__(self, seconds, call):
-        assert seconds == 1
-        self.start = call
-
-    def cancel(self):
-        pass
-
-
 @pytest.mark.parametrize("quiet, rank, lines", [("", "0", 1), ("0", "0", 1), ("1", "0", 0), ("", "1", 0)])
-def test_a_long_compilation_is_announced_once(quiet, rank, lines, monkeypatch, capsys):
+def test_compiling_is_announced_once_and_timed(quiet, rank, lines, monkeypatch, capsys):
     monkeypatch.setenv("QUOREM_QUIET", quiet)
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(notice.threading, "Timer", Overdue)
-    announced = notice.Notice()
-    numba.core.event.register("numba:compile", announced)
+    compilations = compiled.Compilations()
+    numba.core.event.register("numba:compile", compilations)
     try:
         functions = (lambda x: x + 1, lambda x: x + 2, lambda x: x + 3)
         dispatchers = [numba.njit(function) for function in functions]  # all alive, so that no id is used twice
         for function, dispatcher in zip(functions, dispatchers, strict=True):
             if function(0) < 3:  # the third is not a kernel
-                announced.kernels.add(id(dispatcher))
-            before = announced.seconds
+                compilations.kernels.add(id(dispatcher))
+            before = compilations.seconds
             assert dispatcher(1) == function(1)
-            assert (announced.seconds > before) == (function(0) < 3)
+            assert (compilations.seconds > before) == (function(0) < 3)
     finally:
-        numba.core.event.unregister("numba:compile", announced)
-    assert capsys.readouterr().err.splitlines() == [notice.TEXT] * lines
+        numba.core.event.unregister("numba:compile", compilations)
+    assert capsys.readouterr().err.splitlines() == [compiled.TEXT] * lines
     assert os.environ["QUOREM_QUIET"] == ("1" if lines else quiet)  # child processes do not repeat it

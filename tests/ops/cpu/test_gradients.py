@@ -6,7 +6,6 @@ from kernel_cases import Case, fused, truth
 
 from quorem import QR, Embedding, Full
 from quorem.ops import cpu
-from quorem.ops.cpu import launch
 from quorem.ops.rows import IdBatch
 
 pytestmark = pytest.mark.kernels(device="cpu")
@@ -30,16 +29,6 @@ def test_each_row_is_given_once(run):
     offsets = torch.tensor([0, 2, 6])
     rows, values = run("row_grads", grad[:2], IdBatch(ids[:, 0], offsets, mean=True), case.stored, case.layout)
     assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
-
-
-def test_ids_that_are_copied_by_feature_give_the_same_bits(monkeypatch):
-    case = Case([(QR(4), 1000, 7), (Full(), 50, None), (QR(3), 200, None)])
-    ids = case.ids(200)
-    args = (case.grad(200), IdBatch(ids), case.stored, case.layout)
-    expected = fused("backward", *args)
-    monkeypatch.setattr(launch, "COPIED_BY_FEATURE", 0)
-    assert launch.kernel_input(*args[1:], args[0]).memory[0].stride() == (1, 200)
-    assert torch.equal(fused("backward", *args), expected)
 
 
 @pytest.mark.parametrize("backend", ["fused", "plain"])

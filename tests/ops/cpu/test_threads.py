@@ -64,21 +64,21 @@ def test_work_does_not_wait_for_a_thread_that_has_not_woken(monkeypatch):
     monkeypatch.setattr(threads, "_pool", [pool])
     pool.submit(finished.wait, 60)  # the only other thread has other work
     tasks = [(i,) for i in range(5)]
-    assert threads.run_tasks(lambda: lambda i: i, tasks, 2) == 4 and not finished.is_set()
+    assert threads.run_tasks(lambda i: i == 4, tasks, 2) and not finished.is_set()
     finished.set()
 
 
 def test_an_exception_on_another_thread_is_raised():
     main, failed = get_ident(), Event()
 
-    def run(task: int) -> int:
+    def run(task: int) -> bool:
         if get_ident() == main:
-            return int(failed.wait(60))
+            return failed.wait(60)
         failed.set()
         raise ValueError(f"task {task}")
 
     with pytest.raises(ValueError, match="task"):
-        threads.run_tasks(lambda: run, [(0,), (1,)], 2)
+        threads.run_tasks(run, [(0,), (1,)], 2)
 
 
 def test_kernels_survive_a_fork():

@@ -2,7 +2,7 @@
 
 From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
 ``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
-turns tensors into what these take, ``scratch`` gives memory, and ``sharing`` says which slots are summed together.
+turns tensors into what these take, ``pages`` gives memory, and ``sharing`` says which slots are summed together.
 ``launch_lookup``, ``launch_gradients`` and ``launch_rules`` are the ops.
 """
 
@@ -17,9 +17,9 @@ def compile_seconds() -> float:
     """Seconds that this process has spent on compiling kernels; 0 where there are none."""
     if not kernels():
         return 0.0
-    from .notice import notice
+    from .compiled import compilations
 
-    return notice.seconds
+    return compilations.seconds
 
 
 def word_bytes(layout: Layout) -> int:
@@ -41,7 +41,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
         return {}
     if getattr(config, "DISABLE_JIT", False):
         return {}
-    from . import launch_gradients, launch_lookup, launch_rules
+    from . import launch_gradients, launch_lookup, launch_rules, projection
 
     ops: tuple[Callable[..., Any], ...] = (
         launch_lookup.lookup,
@@ -52,5 +52,6 @@ def kernels() -> dict[str, Callable[..., Any]]:
         launch_rules.rows_update_,
         launch_rules.catch_up_,
         launch_rules.rows_catch_up_,
+        projection.project,
     )
     return {op.__name__: op for op in ops}

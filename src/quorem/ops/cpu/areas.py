@@ -9,9 +9,7 @@ The sums of one slot lie in an *area*. It starts with a header of six integers f
     TABLE       where ``table`` int32 [P_k] starts: one plus the index, by row or by hash
     SUMS        where ``sums`` [N_k, W] start: gradients by index, float32 or float64
 
-Then come, for the ids of a block, their rows int64 [K + 2, BLOCK], as ``block_rows`` gives them; and for those that
-read a row, the indices of their rows, int64 [K, BLOCK], their positions in the block, int64 [BLOCK], and where their
-gradients start, int64 [BLOCK]. Then come the above of all parts.
+Then come the above of all parts.
 
 Slots that share rows (a pool, a table of several features) add to one place: the part of the first slot that reads
 them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` says who owns what.
@@ -22,12 +20,10 @@ from typing import NamedTuple
 from ..layout import FEATURE, PITCH, SIZE
 from .compiled import helper
 from .memory import INT32, INT64, item, put, size_of
-from .rows import rows_bytes
-from .source import BLOCK, part_item, partitions_of, slot_item
+from .source import part_item, partitions_of, slot_item
 from .vector import accumulator
 
 HEADER = 6
-ALL_PARTS, PRIVATE_PARTS, SHARED_PARTS = range(3)
 CAPACITY, COUNT, ENTRIES, DISTINCT, TABLE, SUMS = range(HEADER)
 
 
@@ -37,20 +33,16 @@ class Areas(NamedTuple):
     address: int  # of their memory
     count: int
     num_partitions: int  # K
-    width: int  # W
     pitches: int  # int64 [S, K]: rows of ``stored`` that make up a row of each part; 0 for sums of plain rows
     first: int  # the position of their first slot in ``order``
     order: int  # int64 [S]: slots such that those of a unit come one after another
     offsets: int  # int64 [S]: where the area of each slot starts, in bytes after ``address``
     owners: int = 0  # int64 [S, K]: slot * K + part of the owner of each part
-    parts_taken: int = ALL_PARTS  # which parts are summed: all, those that no other slot reads, or the others
-    private: int = 0  # int64 [S, K]: 1 for parts that no other slot reads; used unless all are taken
 
 
 def area_bytes(capacities: list[int], width: int, float_bytes: int) -> int:
     """Size of an area for that many distinct rows of each part, in whole cache lines."""
-    k = len(capacities)
-    size = 8 * (HEADER * k + (2 * k + 4) * BLOCK)
+    size = 8 * HEADER * len(capacities)
     for capacity in capacities:
         entries = 64
         while entries < 2 * capacity:
@@ -73,7 +65,7 @@ def area_of(areas, a):
 
 @helper
 def pitch_of(areas, a, k):
-    """How many areas, from ``a`` on, hold the sums of the same rows of tables, ``width`` columns each."""
+    """How many areas, from ``a`` on, hold the sums of the same rows of tables, W columns each."""
     return item(INT64, areas.pitches, slot_of(areas, a) * areas.num_partitions + k) if areas.pitches else 1
 
 
@@ -84,13 +76,7 @@ def header(area, K, field, k):
 
 
 @helper
-def block_of(area, K):
-    """The address of the rows of the block."""
-    return area + HEADER * K * 8
-
-
-@helper
-def init_part(kind, area, K, W, k, num_rows, start):
+def init_part(kind, W, area, K, k, num_rows, start):
     """Fill the header of part ``k`` for its capacity, with memory from ``start`` on; returns where that ends."""
     capacity, entries = header(area, K, CAPACITY, k), 64
     while entries < 2 * capacity:
@@ -131,16 +117,7 @@ def owner_area(areas, a, k):
 
 
 @helper
-def is_taken(areas, s, k):
-    """Whether part ``k`` of a slot is summed."""
-    if areas.parts_taken == ALL_PARTS:
-        return True
-    is_private = item(INT64, areas.private, s * areas.num_partitions + k) != 0
-    return is_private == (areas.parts_taken == PRIVATE_PARTS)
-
-
-@helper
-def init_areas(kind, source, areas, num_shares):
+def init_areas(kind, W, source, areas, num_shares):
     """Fill the headers of all areas: a part has room for the ids of all slots that add to it."""
     K = source.num_partitions
     for a in range(areas.count):
@@ -150,13 +127,12 @@ def init_areas(kind, source, areas, num_shares):
         s = slot_of(areas, a)
         begin, end = slot_ids(source, s)
         for k in range(partitions_of(source, s)):
-            if is_taken(areas, s, k):
-                area, part = owner_area(areas, a, k)
-                put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
+            area, part = owner_area(areas, a, k)
+            put(INT64, area, CAPACITY * K + part, header(area, K, CAPACITY, part) + end - begin)
     for a in range(areas.count):
         area, s = area_of(areas, a), slot_of(areas, a)
-        start = block_of(area, K) + rows_bytes(source) + (K + 2) * BLOCK * 8
+        start = area + HEADER * K * 8
         for k in range(K):
             num_rows = num_rows_of(source, s, k)
             put(INT64, area, CAPACITY * K + k, min(header(area, K, CAPACITY, k), num_rows // num_shares + 1))
-            start = init_part(kind, area, K, source.width, k, num_rows, start)
+            start = init_part(kind, W, area, K, k, num_rows, start)

@@ -18,40 +18,20 @@ _BITS = {types.uint8: 8, types.int8: 4, types.uint32: 8, types.int32: 4}
 _NARROW = (types.uint32, types.int32)
 
 
-def _code_bytes(builder: Any, kind: Any, width: Any) -> Any:
-    unit = 1 if kind in _NARROW else 2  # bytes to a multiple of which codes are padded
-    numbers = 8 * unit // _BITS[kind]
-    units = builder.udiv(builder.add(width, _INT64(numbers - 1)), _INT64(numbers))
-    return builder.mul(units, _INT64(unit))
-
-
-def _row_bytes(builder: Any, kind: Any, width: Any) -> Any:
-    if kind not in _BITS:
-        return builder.mul(width, _INT64(kind.bitwidth // 8))
-    return builder.add(_code_bytes(builder, kind, width), _INT64(1 if kind in _NARROW else 4))
-
-
 @intrinsic
-def row_bytes(typing: Any, kind: Any, width: Any) -> Any:
-    """Bytes of a row of ``width`` numbers."""
+def load_row(typing: Any, kind: Any, vector: Any, stored: Any, row_size: Any, row: Any, column: Any) -> Any:
+    """Load numbers of a row of ``stored`` from ``column`` on, one for each lane; the lanes divide ``column``.
+
+    ``row_size`` is the bytes of a row.
+    """
 
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _row_bytes(builder, kind, args[1])
-
-    return types.int64(kind, types.int64), build
-
-
-@intrinsic
-def load_row(typing: Any, kind: Any, vector: Any, stored: Any, width: Any, row: Any, column: Any) -> Any:
-    """Load numbers of a row of ``stored`` from ``column`` on, one for each lane; the lanes divide ``column``."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, _, stored, width, row, column = args
+        _, _, stored, row_size, row, column = args
         shape = context.get_value_type(vector)
-        start = builder.add(stored, builder.mul(row, _row_bytes(builder, kind, width)))
+        start = builder.add(stored, builder.mul(row, row_size))
         if kind not in _BITS:
             return load_numbers(builder, kind, vector, shape, start, column)
-        ends = builder.add(start, _code_bytes(builder, kind, width))
+        ends = builder.add(start, builder.sub(row_size, _INT64(1 if kind in _NARROW else 4)))  # of the codes
         wide = ir.VectorType(_INT32, vector.lanes)
         numbers = _codes(builder, _BITS[kind], vector.lanes, start, column)
         if kind in _NARROW:

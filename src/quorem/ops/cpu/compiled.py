@@ -1,21 +1,55 @@
-"""How the kernels are compiled: on first use, kept on disk, without the interpreter's lock."""
+"""How the kernels are compiled: on first use, kept on disk, without the interpreter's lock.
 
+One line on stderr says so, once in a command, since it takes seconds; ``QUOREM_QUIET=1`` silences it.
+"""
+
+import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import event
 from numba.extending import register_jitable
 
 from ...paper import renumbering
 from .. import codes, layout, rounding, state
-from .notice import notice
 
+TEXT = "quorem: compiling CPU kernels that are not kept from earlier runs (QUOREM_QUIET=1 silences this)"
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **_OPTIONS}
-# Functions that only kernels call. ``njit`` would compile them anew for each constant that they are called with.
+INLINED: dict[str, Any] = {"forceinline": True, **_PART}
+# Functions that only kernels call. ``njit`` would compile them anew for each constant that they are called with. They
+# are optimized again in every function that they are nested in, so deep nesting compiles slowly.
 helper = register_jitable(**_PART)  # the compiler decides whether it is inlined
-inner = register_jitable(forceinline=True, **_PART)  # it is: for loops over columns, which are slower otherwise
+inner = register_jitable(**INLINED)  # it is: for loops over columns, which are slower otherwise
+
+
+class Compilations(event.Listener):
+    """The seconds that compiling ``kernels`` has taken so far; the first of them is announced."""
+
+    def __init__(self) -> None:
+        self.kernels: set[int] = set()  # by id
+        self.seconds = 0.0
+
+    def on_start(self, compilation: Any) -> None:
+        """Announce it, and start to count."""
+        if id(compilation.data["dispatcher"]) in self.kernels:
+            self._start = time.perf_counter()
+            if os.environ.get("QUOREM_QUIET", "0") in ("", "0") and os.environ.get("RANK", "0") == "0":
+                os.environ["QUOREM_QUIET"] = "1"  # neither this process nor those that it starts repeat it
+                print(TEXT, file=sys.stderr, flush=True)
+
+    def on_end(self, compilation: Any) -> None:
+        """Count the seconds."""
+        if id(compilation.data["dispatcher"]) in self.kernels:
+            self.seconds += time.perf_counter() - self._start
+
+
+compilations = Compilations()
+event.register("numba:compile", compilations)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -30,7 +64,7 @@ def kernel(function: Callable[..., Any]) -> Any:
         compiled._cache._cache_file._source_stamp = source_stamp()
     except (RuntimeError, AttributeError):
         compiled = numba.njit(function, **_OPTIONS)
-    notice.kernels.add(id(compiled))
+    compilations.kernels.add(id(compiled))
     return compiled
 
 

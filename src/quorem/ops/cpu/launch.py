@@ -14,7 +14,7 @@ from ..per_tensor import PerTensor
 from ..rows import IdBatch, accumulator
 from ..words import with_words
 from . import lookup
-from .pages import in_huge_pages
+from .vector import columns
 
 # What the kernels take as ``kind`` (see ``vector``).
 KINDS = {
@@ -26,7 +26,6 @@ KINDS = {
 # Of quantized rows, by their bits and whether they are narrow.
 CODE_KINDS = {(8, False): np.uint8(0), (4, False): np.int8(0), (8, True): np.uint32(0), (4, True): np.int32(0)}
 MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 1 KB for each partition
-COPIED_BY_FEATURE = 1 << 20  # bytes of ids from which on they are copied by feature, as gradients are summed
 _NO_CODES = CodeOptions()
 
 
@@ -35,6 +34,7 @@ class KernelInput:
     """The ids of a batch and the rows that they read, as kernels take them."""
 
     kind: Any  # of the rows
+    width: Any  # W, as ``columns`` gives it
     source: tuple[int, ...]  # a ``Source``
     size: int  # B
     num_ids: int  # of all features
@@ -59,7 +59,7 @@ def kernel_input(
         codes: of ``stored``, where its rows are quantized.
     """
     ids, offsets, sample_weights, mean = batch
-    features, width = layout.spans.shape[0], codes.get("width", stored.shape[1])
+    features, width = layout.spans.shape[0], columns(codes.get("width", stored.shape[1]))
     if offsets is None:
         size, fits = len(ids), ids.dim() == 2 and ids.shape[1] == features
     else:
@@ -71,12 +71,10 @@ def kernel_input(
         return None
     stored = stored.contiguous()
     check_rows(stored, known.num_rows)
-    rows = (stored.data_ptr(), width, *known.fields)
+    rows = (stored.data_ptr(), stored.shape[1] * stored.itemsize, *known.fields)
     if offsets is None:
-        if grad is not None and ids.nbytes >= COPIED_BY_FEATURE:
-            ids = in_huge_pages(ids.new_empty(ids.shape[::-1])).copy_(ids.t()).t()
         source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), *ids.stride(), size, 0, 0, 0)
-        return KernelInput(kind, source, size, size * features, size, (ids, stored, known))
+        return KernelInput(kind, width, source, size, size * features, size, (ids, stored, known))
     ids, offsets = ids.contiguous(), offsets.long().contiguous()
     entries = ids.new_empty(ids.shape, dtype=torch.int32)  # the batch entry of each id
     factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
@@ -86,7 +84,7 @@ def kernel_input(
     if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return KernelInput(kind, source, size, len(ids), longest, (ids, stored, known, offsets, entries, factors))
+    return KernelInput(kind, width, source, size, len(ids), longest, (ids, stored, known, offsets, entries, factors))
 
 
 def _kind(

@@ -3,8 +3,7 @@
 A small batch runs on the calling thread, a large one on as many threads as torch may use.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Unpack
 
 import torch
@@ -16,7 +15,7 @@ from ..rows import IdBatch, accumulator, raise_out_of_range
 from . import lookup as kernels
 from .launch import KINDS, KernelInput, kernel_input
 from .pages import in_huge_pages
-from .source import BLOCK, INVALID_IDS
+from .source import BLOCK
 from .threads import run_tasks, threads_for
 
 STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
@@ -40,8 +39,7 @@ def lookup(
         dtype = torch.float32  # what kernels write if rows are codes
     shape = (inputs.size, layout.parts.shape[0], codes.get("width", stored.shape[1]))
     out = in_huge_pages(stored.new_empty(shape, dtype=dtype))
-    status = _write_vectors(inputs, layout, out) if batch.offsets is None else _write_pooled(inputs, layout, out)
-    if status == INVALID_IDS:
+    if _write(inputs, layout, out, single=batch.offsets is None):
         if invalid is None:
             raise_out_of_range(batch, layout, names)
         else:
@@ -49,29 +47,22 @@ def lookup(
     return out if dtype is wanted else out.double()
 
 
-def _write_vectors(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
-    """Write the vectors of single ids; VALID or INVALID_IDS."""
-    address, row = out.data_ptr(), out.shape[2] * out.itemsize
-    streamed = out.nbytes >= STREAMED and (address | row) % 64 == 0
-    fixed = (inputs.kind, inputs.source, KINDS[out.dtype], address, streamed)
-    threads = threads_for(out.numel() * layout.parts.shape[1])
-    if threads == 1:
-        status: int = kernels.lookup(*fixed, 0, inputs.size)
-        return status
-    return run_tasks(lambda: partial(kernels.lookup, *fixed), ranges(inputs.size, threads), threads)
+def _write(inputs: KernelInput, layout: Layout, out: Tensor, single: bool) -> bool:
+    """Write the vectors of single ids, or the pooled vectors of bags. Returns whether an id was out of range."""
+    (slots, partitions, _), width, address = layout.parts.shape, out.shape[2], out.data_ptr()
+    streamed = out.nbytes >= STREAMED and (address | width * out.itemsize) % 64 == 0
+    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[out.dtype], address)
 
-
-def _write_pooled(inputs: KernelInput, layout: Layout, out: Tensor) -> int:
-    """Write the pooled vectors of bags; VALID or INVALID_IDS."""
-    slots, partitions, _ = layout.parts.shape
-    width, fixed = out.shape[2], (inputs.kind, inputs.source, KINDS[out.dtype], out.data_ptr())
-
-    def worker() -> Callable[..., int]:
-        carry = out.new_empty(width, dtype=accumulator(out))
-        return lambda first, last: kernels.bag(*fixed, carry.data_ptr(), first, last)
+    def run(first: int, last: int) -> bool:
+        if single:
+            invalid: bool = kernels.lookup(*fixed, streamed, first, last)
+        else:
+            carry = out.new_empty(width, dtype=accumulator(out))
+            invalid = kernels.bag(*fixed, carry.data_ptr(), first, last)
+        return invalid
 
     threads = threads_for(inputs.num_ids * slots // len(layout.spans) * width * partitions)
-    return run_tasks(worker, ranges(inputs.size, threads), threads)
+    return run_tasks(run, ranges(inputs.size, threads), threads)
 
 
 def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..layout import PITCH, Layout
+from ..layout import Layout
 from ..rows import IdBatch, accumulator
 from ..state import (
     RULES,
@@ -25,22 +25,16 @@ from . import gradients, replay, rules
 from .areas import Areas, area_bytes
 from .launch import KINDS, kernel_input
 from .launch_gradients import Apply, sum_by_row
+from .pages import Scratch
 from .replay import Averages, History
 from .rounding import rounding_by
-from .rules import AdamFactors, GradientOptions
-from .scratch import Scratch
+from .rules import AdamFactors
 from .sharing import sharing_of
 from .threads import STEP_COST, run_tasks, threads_for
+from .vector import columns
 
 SUM_KINDS = {**KINDS, torch.uint8: np.uint8(0)}  # of Adagrad's sums
 _ONE_AREA = torch.zeros(1, dtype=torch.int64, device="cpu")  # its slot, and where it starts
-
-
-class KernelStep(NamedTuple):
-    """One step of a rule."""
-
-    apply: Apply
-    finish: Callable[[], None]  # after all rows
 
 
 def update_(
@@ -56,12 +50,9 @@ def update_(
     inputs = kernel_input(batch, stored, layout, grad)
     if inputs is None or not _fits(stored, state, options):
         return NotImplemented
-    step = _step(stored, float(lr), state, options)
-    # Here a row of a table that is several rows of ``stored`` is looked at as a whole, so its slots come together.
-    by_table_row = isinstance(state, RowWiseAdagradState) or options.get("loss_scale") is not None
-    all_at_once = by_table_row and int(layout.parts[..., PITCH].max()) > 1
-    sum_by_row(grad, stored, inputs, layout, step.apply, all_at_once)
-    step.finish()
+    apply, finish = _step(stored, float(lr), state, options)
+    sum_by_row(grad, stored, inputs, layout, apply)
+    finish()
     return None
 
 
@@ -84,20 +75,20 @@ def rows_update_(
         return NotImplemented  # the rows of ``stored`` that make up a row of a table need not come together
     rows = _checked_rows(rows, stored)
     values = values.reshape(-1, stored.shape[1]).to(accumulator(stored)).contiguous()
-    step = _step(stored, float(lr), state, options)
+    apply, finish = _step(stored, float(lr), state, options)
     n, (num_rows, width) = len(rows), stored.shape
-    fixed = (KINDS[stored.dtype], rows.data_ptr(), values.data_ptr(), n, num_rows)
+    fixed = (KINDS[stored.dtype], columns(width), rows.data_ptr(), values.data_ptr(), n, num_rows)
     num_bytes = area_bytes([n], width, values.itemsize)
 
     def update_share(share: int, shares: int) -> None:
         scratch = Scratch(num_bytes)
-        areas = tuple(Areas(scratch.address, 1, 1, width, 0, 0, _ONE_AREA.data_ptr(), _ONE_AREA.data_ptr()))
+        areas = tuple(Areas(scratch.address, 1, 1, 0, 0, _ONE_AREA.data_ptr(), _ONE_AREA.data_ptr()))
         gradients.sum_rows(*fixed, areas, share, shares)
-        step.apply(areas)
+        apply(areas)
 
     threads = threads_for(STEP_COST * n * width)
-    run_tasks(lambda: update_share, [(share, threads) for share in range(threads)], threads)
-    step.finish()
+    run_tasks(update_share, [(share, threads) for share in range(threads)], threads)
+    finish()
     return None
 
 
@@ -109,7 +100,7 @@ def catch_up_(
     if inputs is None or not _fits(stored, state, options):
         return NotImplemented
     slots, partitions, _ = layout.parts.shape
-    run = partial(replay.catch_up_slots, KINDS[stored.dtype], inputs.source, *_lagging(state, options))
+    run = partial(replay.catch_up_slots, inputs.kind, inputs.width, inputs.source, *_lagging(state, options))
     threads = threads_for(inputs.longest * slots * partitions * stored.shape[1])
     if threads > 1 and sharing_of(layout).largest_group > 1:  # no two threads may move the same row
         shares, step = 2 * threads, slots
@@ -118,7 +109,7 @@ def catch_up_(
         step = slots if threads == 1 else max(1, slots // (4 * threads))
     ranges = [(first, min(first + step, slots)) for first in range(0, slots, step)]
     tasks = [(first, last, share, shares) for first, last in ranges for share in range(shares)]
-    run_tasks(lambda: run, tasks, threads)
+    run_tasks(run, tasks, threads)
     return None
 
 
@@ -128,7 +119,8 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **opti
         return NotImplemented
     num_rows, width = stored.shape
     rows = None if rows is None else _checked_rows(rows, stored)
-    fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, 0 if rows is None else rows.data_ptr())
+    address = 0 if rows is None else rows.data_ptr()
+    fixed = (KINDS[stored.dtype], columns(width), stored.data_ptr(), num_rows, address)
     run = partial(replay.catch_up_rows, *fixed, *_lagging(state, options))
     threads = threads_for(STEP_COST * (stored.numel() if rows is None else len(rows) * width))
     if rows is None:
@@ -136,16 +128,16 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **opti
         tasks = [(first, min(first + step, num_rows), 0, 1) for first in range(0, num_rows, step)]
     else:
         tasks = [(0, len(rows), share, threads) for share in range(threads)]
-    run_tasks(lambda: run, tasks, threads)
+    run_tasks(run, tasks, threads)
     return None
 
 
-def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> KernelStep:
-    kind, address = KINDS[stored.dtype], stored.data_ptr()
+def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> tuple[Apply, Callable[[], Any]]:
+    """What a step does to summed gradients, and after all rows."""
+    kind, width, address = KINDS[stored.dtype], columns(stored.shape[1]), stored.data_ptr()
     constants: Any = options["constants"]  # of the rule of ``state``
     loss_scale, clip_value = options.get("loss_scale"), options.get("clip_value")
-    scale = 0.0 if loss_scale is None else float(loss_scale)
-    gradient_options = tuple(GradientOptions(scale, math.inf if clip_value is None else float(clip_value)))
+    scale, bound = float(loss_scale or 0), math.inf if clip_value is None else float(clip_value)
     step = int(state.step)
     rounding = rounding_by(options.get("rounding_seed"), step)
     if isinstance(state, AdamState):
@@ -154,9 +146,9 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
         factors = tuple(AdamFactors(1 - beta1, beta2, 1 - beta2, rate, divisor, constants.eps))
         *lagging, missed_rounding = _lagging(state, options)
         fixed: tuple[Any, ...] = (address, factors, *lagging, rounding, missed_rounding)
-        finish = partial(_finish_adam, stored, lr, state, options)
+        finish: Callable[[], Any] = partial(_finish_adam, stored, lr, state, options)
     else:
-        finish = partial(rules.count_step, state.step.data_ptr())
+        finish = partial(state.step.add_, 1)
         if isinstance(state, SGDState):
             fixed = (address, lr, rounding)
         else:
@@ -165,7 +157,13 @@ def _step(stored: Tensor, lr: float, state: State, options: StepOptions) -> Kern
             if isinstance(state, AdagradState):
                 fixed = (SUM_KINDS[state.sum.dtype], *fixed)
     kernel = getattr(rules, RULES[options["rule"]].kernel)
-    return KernelStep(lambda areas: kernel(kind, areas, gradient_options, *fixed), finish)
+
+    def apply(areas: tuple[int, ...]) -> None:
+        if scale or bound < math.inf:
+            rules.prepare_sums(kind, width, areas, scale, bound)
+        kernel(kind, width, areas, *fixed)
+
+    return apply, finish
 
 
 def _finish_adam(stored: Tensor, lr: float, state: AdamState, options: CatchUpOptions) -> None:
@@ -173,7 +171,7 @@ def _finish_adam(stored: Tensor, lr: float, state: AdamState, options: CatchUpOp
     (num_rows, width), step = stored.shape, int(state.step)
     averages, *lagging, rounding = _lagging(state, options)
     count = -(-2 * num_rows // len(state.lrs))
-    fixed = (KINDS[stored.dtype], stored.data_ptr(), width, num_rows, 0, averages, *lagging, rounding)
+    fixed = (KINDS[stored.dtype], columns(width), stored.data_ptr(), num_rows, 0, averages, *lagging, rounding)
     replay.catch_up_rows(*fixed, step * count, (step + 1) * count, 0, 1)
     replay.advance(state.step.data_ptr(), lr, *lagging, state.max_exp_avg_sq is not None)
 

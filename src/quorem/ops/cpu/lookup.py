@@ -4,11 +4,9 @@ from ..layout import FEATURE, LIMIT, PADDING
 from .codes import load_row
 from .compiled import inner, kernel
 from .memory import INT32, INT64, item, put, reserve, size_of
-from .rows import prefetch_words, rows_bytes, rows_to_compose
+from .rows import block_rows, prefetch_words, rows_bytes
 from .source import (
     BLOCK,
-    INVALID_IDS,
-    VALID,
     Source,
     has_both,
     id_item,
@@ -21,18 +19,18 @@ from .vector import accumulator, choose, fence, load, over_columns, splat, store
 
 
 @inner
-def compose(zero, j, kind, source, rows, i, num_parts, both, mult):
+def compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult):
     """The vector of the block's id ``i``: as many columns as ``zero`` has lanes, zeros where it reads no row.
 
-    ``rows`` are those of ``rows_to_compose``.
+    ``rows`` are those of ``block_rows`` for all parts.
     """
-    W, first = source.width, 1 if both else 0
+    first = 1 if both else 0
     row = item(INT64, rows, first * BLOCK + i)
     if row < 0:
         return zero
-    vector = load_row(kind, zero, source.stored, W, row, j)
+    vector = load_row(kind, zero, stored, row_size, row, j)
     for k in range(first + 1, num_parts):
-        other = load_row(kind, zero, source.stored, W, item(INT64, rows, k * BLOCK + i), j)
+        other = load_row(kind, zero, stored, row_size, item(INT64, rows, k * BLOCK + i), j)
         combined = vector * other if mult else vector + other
         vector = choose(item(INT64, rows, i) >= 0, vector, combined) if both else combined
     return vector
@@ -47,31 +45,31 @@ def _write(out_kind, out, position, vector, streamed):
 
 
 @over_columns
-def _compose_block(zero, j, kind, source, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
+def _compose_block(zero, j, kind, W, stored, row_size, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
     """Write the vectors of the block's ``n`` ids, ``step`` elements apart."""
     if num_parts == 3 and both:  # a pool; this and the next are the most common, fastest if the compiler knows them
         for i in range(n):
-            vector = compose(zero, j, kind, source, rows, i, 3, True, mult)
+            vector = compose(zero, j, kind, stored, row_size, rows, i, 3, True, mult)
             _write(out_kind, out, i * step + j, vector, streamed)
     elif num_parts == 2 and mult and not both:
         for i in range(n):
-            vector = compose(zero, j, kind, source, rows, i, 2, False, True)
+            vector = compose(zero, j, kind, stored, row_size, rows, i, 2, False, True)
             _write(out_kind, out, i * step + j, vector, streamed)
     else:
         for i in range(n):
-            vector = compose(zero, j, kind, source, rows, i, num_parts, both, mult)
+            vector = compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult)
             _write(out_kind, out, i * step + j, vector, streamed)
 
 
 @kernel
-def lookup(kind, source, out_kind, out, streamed, first, last):
+def lookup(kind, W, source, out_kind, out, streamed, first, last):
     """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last`` as numbers of ``out_kind``.
 
     Returns:
-        VALID or INVALID_IDS.
+        Whether an id was out of range.
     """
     source = Source(*source)
-    S, W = source.num_slots, source.width
+    S, row_size = source.num_slots, source.row_size
     rows = reserve(rows_bytes(source))
     any_invalid = False
     for b in range(first, last, BLOCK):
@@ -79,13 +77,14 @@ def lookup(kind, source, out_kind, out, streamed, first, last):
         for s in range(S):
             if s + 1 < S:
                 prefetch_words(source, s + 1, b, n)
-            any_invalid |= rows_to_compose(kind, source, s, b, n, rows)
-            parts = (partitions_of(source, s), has_both(source, s), multiplies(source, s))
+            num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
+            any_invalid |= block_rows(source, s, b, n, 0, num_parts, row_size, rows)
             vectors = out + (b * S + s) * W * size_of(out_kind)
-            _compose_block(kind, W, kind, source, out_kind, vectors, S * W, n, rows, *parts, streamed)
+            block = (vectors, S * W, n, rows, num_parts, both, mult, streamed)
+            _compose_block(kind, W, source.stored, row_size, out_kind, *block)
     if streamed:
         fence()
-    return INVALID_IDS if any_invalid else VALID
+    return any_invalid
 
 
 @kernel
@@ -120,14 +119,31 @@ def fill_bags(kind, source, sample_weights, num_ids, mean):
 
 @over_columns
 def _pool(
-    zero, j, kind, source, out_kind, out, carry, resumed, finished, rows, begin, end, factors, num_parts, both, mult
+    zero,
+    j,
+    kind,
+    W,
+    stored,
+    row_size,
+    out_kind,
+    out,
+    carry,
+    resumed,
+    finished,
+    rows,
+    begin,
+    end,
+    factors,
+    num_parts,
+    both,
+    mult,
 ):
     """Add ids ``begin`` to ``end`` of the block to their bag; write it to ``out`` if finished, else to ``carry``."""
     pooled = load(accumulator(kind), zero, carry, j) if resumed else zero
     for i in range(begin, end):
         if item(INT64, rows, (BLOCK if both else 0) + i) >= 0:
             factor = splat(zero, item(accumulator(kind), factors, i))
-            pooled = pooled + compose(zero, j, kind, source, rows, i, num_parts, both, mult) * factor
+            pooled = pooled + compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult) * factor
     if finished:
         store(out_kind, out, j, pooled)
     else:
@@ -135,16 +151,16 @@ def _pool(
 
 
 @kernel
-def bag(kind, source, out_kind, out, carry, first, last):
+def bag(kind, W, source, out_kind, out, carry, first, last):
     """Write the composed, then pooled vectors ``[B, S, W]`` of batch entries ``first`` to ``last``, as ``lookup`` does.
 
     A block of ids may end within a bag; ``carry`` ``[W]`` then keeps the sum so far.
 
     Returns:
-        VALID or INVALID_IDS.
+        Whether an id was out of range.
     """
     source = Source(*source)
-    S, W = source.num_slots, source.width
+    S, row_size = source.num_slots, source.row_size
     rows = reserve(rows_bytes(source))
     any_invalid = False
     for s in range(S):
@@ -154,7 +170,7 @@ def bag(kind, source, out_kind, out, carry, first, last):
         b, resumed = first, False
         while b < last:
             n = min(BLOCK, stop - p)
-            any_invalid |= rows_to_compose(kind, source, s, p, n, rows)
+            any_invalid |= block_rows(source, s, p, n, 0, num_parts, row_size, rows)
             factors = source.factors + p * size_of(accumulator(kind))
             begin, finished = 0, True
             while b < last and finished:
@@ -162,7 +178,7 @@ def bag(kind, source, out_kind, out, carry, first, last):
                 end = item(INT64, ends, b) - p if finished else n
                 vector = out + (b * S + s) * W * size_of(out_kind)
                 state = (resumed, finished, rows, begin, end, factors, num_parts, both, mult)
-                _pool(kind, W, kind, source, out_kind, vector, carry, *state)
+                _pool(kind, W, source.stored, row_size, out_kind, vector, carry, *state)
                 begin, resumed, b = end, not finished, b + finished
             p += n
-    return INVALID_IDS if any_invalid else VALID
+    return any_invalid

@@ -74,7 +74,7 @@ def _write_nodes(moments, scale):
 
 
 @over_columns
-def _subtract_closed(zero, j, kind, stored, start, exp_avg, square, nodes, eps, rounding):
+def _subtract_closed(zero, j, kind, W, stored, start, exp_avg, square, nodes, eps, rounding):
     """Subtract ``exp_avg`` times the sum over the two nodes; ``square`` is what the root is taken of."""
     float_kind = accumulator(kind)
     root = sqrt(load(float_kind, zero, square, j))
@@ -87,7 +87,7 @@ def _subtract_closed(zero, j, kind, stored, start, exp_avg, square, nodes, eps, 
 
 @over_columns
 def _subtract_sum(
-    zero, j, kind, stored, start, exp_avg, square, since, num_terms, amsgrad, history, constants, rounding
+    zero, j, kind, W, stored, start, exp_avg, square, since, num_terms, amsgrad, history, constants, rounding
 ):
     """Subtract ``exp_avg`` times the sum over the missed steps, one by one."""
     beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
@@ -108,13 +108,13 @@ def _subtract_sum(
 
 
 @over_columns
-def _scale(zero, j, kind, average, factor):
+def _scale(zero, j, kind, W, average, factor):
     float_kind = accumulator(kind)
     store(float_kind, average, j, load(float_kind, zero, average, j) * splat(zero, factor))
 
 
 @inner
-def catch_up_row(kind, stored, W, r, averages, history, constants, rounding):
+def catch_up_row(kind, W, stored, r, averages, history, constants, rounding):
     """Take the steps that row ``r`` missed, if any: ``rules.catch_up``."""
     since, step = item(INT32, averages.last, r), history.step
     if since <= 0 or since >= step:
@@ -125,23 +125,23 @@ def catch_up_row(kind, stored, W, r, averages, history, constants, rounding):
     square = (averages.max_exp_avg_sq if amsgrad else averages.exp_avg_sq) + r * size
     if history.moments and since >= constants.settled:
         nodes = _read_nodes(_moments_address(history, since))
-        _subtract_closed(kind, W, kind, stored, r * W, exp_avg, square, nodes, constants.eps, rounding)
+        _subtract_closed(kind, W, stored, r * W, exp_avg, square, nodes, constants.eps, rounding)
     else:
         num_terms = min(step - since, int(constants.window))
         terms = (since, num_terms, amsgrad, history, constants, rounding)
-        _subtract_sum(kind, W, kind, stored, r * W, exp_avg, square, *terms)
-    _scale(kind, W, kind, exp_avg, constants.beta1 ** (step - since))
-    _scale(kind, W, kind, averages.exp_avg_sq + r * size, constants.beta2 ** (step - since))
+        _subtract_sum(kind, W, stored, r * W, exp_avg, square, *terms)
+    _scale(kind, W, exp_avg, constants.beta1 ** (step - since))
+    _scale(kind, W, averages.exp_avg_sq + r * size, constants.beta2 ** (step - since))
     put(INT32, averages.last, r, step)
 
 
 @inner
-def _prefetch_row(kind, source, r, averages, history):
+def _prefetch_row(kind, W, stored, r, averages, history):
     """Prefetch what ``catch_up_row`` will need."""
     since = item(INT32, averages.last, r)
     if 0 < since < history.step:
-        size = source.width * size_of(accumulator(kind))
-        prefetch(source.stored + r * source.width * size_of(kind))
+        size = W * size_of(accumulator(kind))
+        prefetch(stored + r * W * size_of(kind))
         prefetch(averages.exp_avg + r * size)
         prefetch(averages.exp_avg_sq + r * size)
         if averages.max_exp_avg_sq:
@@ -151,7 +151,7 @@ def _prefetch_row(kind, source, r, averages, history):
 
 
 @kernel
-def catch_up_slots(kind, source, averages, history, constants, rounding, first, last, share, num_shares):
+def catch_up_slots(kind, W, source, averages, history, constants, rounding, first, last, share, num_shares):
     """Bring the rows up to date that ids of slots ``first`` to ``last`` read, if they are in this thread's share.
 
     A row is in the share if it leaves the remainder ``share`` when divided by ``num_shares``.
@@ -163,21 +163,21 @@ def catch_up_slots(kind, source, averages, history, constants, rounding, first, 
         begin, end = slot_ids(source, s)
         for p in range(begin, end, BLOCK):
             n = min(BLOCK, end - p)
-            block_rows(source, s, p, n, 0, partitions_of(source, s), rows)
+            block_rows(source, s, p, n, 0, partitions_of(source, s), 0, rows)
             for k in range(partitions_of(source, s)):
                 for i in range(n):
                     prefetch(averages.last + max(item(INT64, rows, k * BLOCK + i), 0) * 4)
                 for i in range(n):
-                    _prefetch_row(kind, source, max(item(INT64, rows, k * BLOCK + i), 0), averages, history)
+                    _prefetch_row(kind, W, source.stored, max(item(INT64, rows, k * BLOCK + i), 0), averages, history)
                 for i in range(n):
                     r = item(INT64, rows, k * BLOCK + i)
                     if r >= 0 and (num_shares == 1 or r % num_shares == share):
-                        catch_up_row(kind, source.stored, source.width, r, averages, history, constants, rounding)
+                        catch_up_row(kind, W, source.stored, r, averages, history, constants, rounding)
 
 
 @kernel
 def catch_up_rows(
-    kind, stored, W, num_rows, rows, averages, history, constants, rounding, first, last, share, num_shares
+    kind, W, stored, num_rows, rows, averages, history, constants, rounding, first, last, share, num_shares
 ):
     """Bring the rows up to date that entries ``first`` to ``last`` of ``rows`` name, if they are in this share.
 
@@ -188,7 +188,7 @@ def catch_up_rows(
     for p in range(first, last):
         r = item(INT64, rows, p) if rows else p % num_rows
         if r >= 0 and (num_shares == 1 or r % num_shares == share):
-            catch_up_row(kind, stored, W, r, averages, history, constants, rounding)
+            catch_up_row(kind, W, stored, r, averages, history, constants, rounding)
 
 
 @kernel

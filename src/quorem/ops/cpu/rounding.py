@@ -41,25 +41,39 @@ def rounding_by(seed: int | None, step: int) -> tuple[int, ...]:
 def store_rounded(kind, stored, position, vector, rounding):
     """Write numbers of a row from ``position`` on, counted in numbers from the start of ``stored``."""
     if rounding.at_random:
-        _store_at_random(kind, stored, position, vector, rounding.first_key, rounding.second_key)
+        _store_at_random(kind, stored, position, vector, rounding.first_key, rounding.second_key, 0)
     else:
         store(kind, stored, position, vector)
 
 
+@inner
+def store_sum(kind, sums, position, vector, rounding):
+    """Write sums of squares from ``position`` on, at random if they have fewer bits than the vector."""
+    _store_at_random(kind, sums, position, vector, rounding.first_key, rounding.second_key, 16)
+
+
 @intrinsic
-def _store_at_random(typing: Any, kind: Any, stored: Any, position: Any, vector: Any, first: Any, second: Any) -> Any:
+def _store_at_random(
+    typing: Any, kind: Any, address: Any, position: Any, vector: Any, first: Any, second: Any, shift: Any
+) -> Any:
+    """Write a vector; 16-bit kinds use the random bits from bit ``shift`` on."""
+
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, stored, position, value, first, second = args
+        _, address, position, value, *keys, shift = args
+        lanes = vector.lanes
+        if kind.bitwidth <= 16:
+            bits = _random_bits(builder, lanes, position, *keys)
         if kind.bitwidth == 16:
-            bits = _random_bits(builder, vector.lanes, position, first, second)
-            rounded = _round_at_random(builder, kind == types.uint16, vector.lanes, value, bits)
+            bits = builder.lshr(bits, splat_value(builder, builder.trunc(shift, _INT32), bits.type))
+            value = _round_at_random(builder, kind == types.uint16, lanes, value, bits)
+        if kind == types.uint8:
+            narrow = builder.trunc(_log8(builder, value, bits), ir.VectorType(_INT8, lanes))
         else:
-            rounded = value
-        narrow = narrowed(builder, kind, rounded, vector.lanes)
-        builder.store(narrow, pointer(builder, kind.bitwidth, stored, position, narrow.type), align=kind.bitwidth // 8)
+            narrow = narrowed(builder, kind, value, lanes)
+        builder.store(narrow, pointer(builder, kind.bitwidth, address, position, narrow.type), align=kind.bitwidth // 8)
         return context.get_dummy_value()
 
-    return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
+    return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64, types.int64), build
 
 
 @intrinsic
@@ -76,26 +90,6 @@ def load_sum(typing: Any, kind: Any, vector: Any, sums: Any, position: Any) -> A
         return builder.bitcast(_log8_pattern(builder, builder.zext(code, wide)), shape)
 
     return vector(kind, vector, types.int64, types.int64), build
-
-
-@intrinsic
-def store_sum(typing: Any, kind: Any, sums: Any, position: Any, vector: Any, first: Any, second: Any) -> Any:
-    """Write sums of squares from ``position`` on, at random if they have fewer bits than the vector."""
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, sums, position, value, first, second = args
-        if kind.bitwidth <= 16:
-            bits = _random_bits(builder, vector.lanes, position, first, second)
-        if kind.bitwidth == 16:
-            value = _round_at_random(builder, True, vector.lanes, value, builder.lshr(bits, _all(bits.type, 16)))
-        if kind == types.uint8:
-            narrow = builder.trunc(_log8(builder, value, bits), ir.VectorType(_INT8, vector.lanes))
-        else:
-            narrow = narrowed(builder, kind, value, vector.lanes)
-        builder.store(narrow, pointer(builder, kind.bitwidth, sums, position, narrow.type), align=kind.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64, vector, types.int64, types.int64), build
 
 
 def _log8_pattern(builder: Any, code: Any) -> Any:

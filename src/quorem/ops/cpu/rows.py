@@ -31,10 +31,9 @@ from ..layout import (
     STRIDE,
 )
 from ..words import DIGIT
-from .codes import row_bytes
 from .compiled import helper
 from .memory import INT64, item, num_bits, prefetch, put
-from .source import BLOCK, has_both, id_item, num_hot, num_numbers, part_item, partitions_of, slot_item
+from .source import BLOCK, id_item, part_item, slot_item
 
 _EXACT = 2**52
 _FEW_WORDS = 512  # of a list, which are not prefetched
@@ -48,10 +47,12 @@ def rows_bytes(source):
 
 
 @helper
-def block_rows(source, s, first, n, begin, end, rows):
+def block_rows(source, s, first, n, begin, end, row_size, rows):
     """Fill ``rows`` ``[K, BLOCK]`` with what ids ``first`` to ``first + n`` of slot ``s`` read, -1 where nothing.
 
-    Only for parts ``begin`` to ``end``.
+    Only for parts ``begin`` to ``end``. If these are all parts, ids with rows of their own have these in the others
+    as well, so that every id reads as many rows: no branch could predict which ids have rows of their own. The rows are
+    prefetched if ``row_size``, their bytes, is not 0.
 
     Returns:
         Whether an id was out of range.
@@ -66,6 +67,12 @@ def block_rows(source, s, first, n, begin, end, rows):
         _permute(source, s, n, numbers)
     for k in range(first_composed, end):
         _partition_rows(source, s, k, n, numbers, rows + k * BLOCK * 8)
+        if has_own and begin == 0:
+            for i in range(n):
+                put(INT64, rows, k * BLOCK + i, max(item(INT64, rows, i), item(INT64, rows, k * BLOCK + i)))
+    if row_size:
+        for k in range(begin if first_composed == end else first_composed, end):
+            _prefetch_rows(source, s, k, n, row_size, rows)
     return any_invalid
 
 
@@ -83,33 +90,14 @@ def prefetch_words(source, s, first, n):
 
 
 @helper
-def prefetch_rows(kind, source, s, k, n, rows):
+def _prefetch_rows(source, s, k, n, row_size, rows):
     """Prefetch ``n`` rows of part ``k``, unless the part is small."""
     if part_item(source, s, k, SIZE) > BLOCK:
-        size = row_bytes(kind, source.width)
         for i in range(n):
-            row = source.stored + max(item(INT64, rows, k * BLOCK + i), 0) * size
+            row = source.stored + max(item(INT64, rows, k * BLOCK + i), 0) * row_size
             prefetch(row)
-            if size % 64:
-                prefetch(row + size - 1)  # it may begin in one cache line and end in the next
-
-
-@helper
-def rows_to_compose(kind, source, s, first, n, rows):
-    """``block_rows`` of all parts, prefetched. Ids with rows of their own have these in the other parts as well.
-
-    So every id of a slot reads as many rows. Which ids have rows of their own could not be predicted by a branch.
-    """
-    num_parts = partitions_of(source, s)
-    any_invalid = block_rows(source, s, first, n, 0, num_parts, rows)
-    both = has_both(source, s)
-    for k in range(1 if both else 0, num_parts):
-        if both:
-            for i in range(n):
-                own, row = item(INT64, rows, i), item(INT64, rows, k * BLOCK + i)
-                put(INT64, rows, k * BLOCK + i, max(own, row))
-        prefetch_rows(kind, source, s, k, n, rows)
-    return any_invalid
+            if row_size % 64:
+                prefetch(row + row_size - 1)  # it may begin in one cache line and end in the next
 
 
 @helper
@@ -143,7 +131,8 @@ def _find_own(source, s, n, ids, rows):
     """
     limit, num_own, rest = slot_item(source, s, LIMIT), slot_item(source, s, OWN), slot_item(source, s, REST)
     base, pitch = part_item(source, s, 0, BASE), part_item(source, s, 0, PITCH)
-    hot, has_rest, start = num_hot(source, s), rest < limit, slot_item(source, s, HOT)
+    has_rest, start = rest < limit, slot_item(source, s, HOT)
+    hot = num_own - 1 if has_rest else num_own  # ids with a row that no other id has
     if start < 0:
         for i in range(n):
             x = item(INT64, ids, i)
@@ -226,29 +215,31 @@ def _partition_rows(source, s, k, n, numbers, rows):
     """Fill ``rows`` with the row of each number in partition ``k``, -1 where the number is negative."""
     stride, size = part_item(source, s, k, STRIDE), part_item(source, s, k, SIZE)
     base, pitch = part_item(source, s, k, BASE), part_item(source, s, k, PITCH)
-    map_start, limit = part_item(source, s, k, MAP), num_numbers(source, s)
-    wraps = (limit - 1) // stride >= size
+    map_start, bits = part_item(source, s, k, MAP), slot_item(source, s, BITS)
+    limit = 1 << bits if bits > 0 else slot_item(source, s, COMPOSED)  # of the numbers
     if map_start >= 0:
         for i in range(n):
-            number = item(INT64, numbers, i)
-            bucket = item(INT64, source.maps, map_start + max(number, 0))
-            put(INT64, rows, i, -1 if number < 0 else base + bucket * pitch)
+            put(INT64, rows, i, item(INT64, source.maps, map_start + max(item(INT64, numbers, i), 0)))
     elif limit <= _EXACT:
-        per_stride, per_size = 1.0 / stride, 1.0 / size
         for i in range(n):
-            number = item(INT64, numbers, i)
-            bucket = number
-            if stride > 1:
-                bucket = np.int64(number * per_stride)
-                rest = number - bucket * stride
-                bucket = bucket - (1 if rest < 0 else 0) + (1 if rest >= stride else 0)
-            if wraps:
-                bucket -= np.int64(bucket * per_size) * size
-                bucket += size if bucket < 0 else 0
-                bucket -= size if bucket >= size else 0
-            put(INT64, rows, i, -1 if number < 0 else base + bucket * pitch)
+            put(INT64, rows, i, item(INT64, numbers, i))
+        if stride > 1:
+            for i in range(n):
+                put(INT64, rows, i, _quotient(item(INT64, rows, i), stride, 1.0 / stride))
+        if (limit - 1) // stride >= size:
+            for i in range(n):
+                bucket = item(INT64, rows, i)
+                put(INT64, rows, i, bucket - _quotient(bucket, size, 1.0 / size) * size)
     else:
         for i in range(n):
-            number = item(INT64, numbers, i)
-            bucket = np.int64(np.uint64(max(number, 0)) // np.uint64(stride) % np.uint64(size))
-            put(INT64, rows, i, -1 if number < 0 else base + bucket * pitch)
+            number = np.uint64(max(item(INT64, numbers, i), 0))
+            put(INT64, rows, i, np.int64(number // np.uint64(stride) % np.uint64(size)))
+    for i in range(n):
+        put(INT64, rows, i, -1 if item(INT64, numbers, i) < 0 else base + item(INT64, rows, i) * pitch)
+
+
+@helper
+def _quotient(number, divisor, reciprocal):
+    quotient = np.int64(number * reciprocal)
+    rest = number - quotient * divisor
+    return quotient - (1 if rest < 0 else 0) + (1 if rest >= divisor else 0)

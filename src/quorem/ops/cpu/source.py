@@ -6,20 +6,15 @@ import numpy as np
 
 from ..layout import (
     BASE,
-    BITS,
-    COMPOSED,
-    LIMIT,
     MULT,
     OPERATION,
     OWN,
     PART_COLUMNS,
-    REST,
     SLOT_COLUMNS,
 )
 from .compiled import helper
 from .memory import INT32, INT64, item
 
-VALID, INVALID_IDS = range(2)  # what a kernel returns
 BLOCK = 128  # ids at a time: all their rows are prefetched before the first is used
 
 
@@ -31,7 +26,7 @@ class Source(NamedTuple):
     """
 
     stored: int  # [R, W]
-    width: int  # W
+    row_size: int  # bytes of a row
     slots: int  # HOT and COLD are where the words of a list begin in ``maps``
     parts: int
     maps: int  # with the words of lists of hot and cold ids (``ops.words``)
@@ -92,19 +87,6 @@ def partitions_of(source, s):
 def multiplies(source, s):
     """Whether a slot's operation is the product."""
     return slot_item(source, s, OPERATION) == MULT
-
-
-@helper
-def num_numbers(source, s):
-    """How many numbers the partitions of a slot divide."""
-    bits = slot_item(source, s, BITS)
-    return 1 << bits if bits > 0 else slot_item(source, s, COMPOSED)
-
-
-@helper
-def num_hot(source, s):
-    """How many of a slot's ids have a row that no other id has."""
-    return slot_item(source, s, OWN) - (1 if slot_item(source, s, REST) < slot_item(source, s, LIMIT) else 0)
 
 
 @helper

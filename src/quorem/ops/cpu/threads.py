@@ -21,36 +21,34 @@ def threads_for(elements: int) -> int:
     return max(min(torch.get_num_threads(), elements // GRAIN, MOST_THREADS), 1)
 
 
-def run_tasks(worker: Callable[[], Callable[..., int | None]], tasks: Iterable[tuple[int, ...]], threads: int) -> int:
-    """Run every task once, on whichever thread is free first.
-
-    Args:
-        worker: makes the function that a thread calls with each of its tasks, with scratch memory of its own.
-        tasks: the arguments of each.
-        threads: how many to use, this one included.
+def run_tasks(run: Callable[..., bool | None], tasks: Iterable[tuple[int, ...]], threads: int) -> bool:
+    """Call ``run`` with the arguments of each task, on whichever of some threads, this one included, is free first.
 
     Returns:
-        The largest number that a task returned, 0 if none did.
+        Whether a call returned True.
     """
-    waiting = deque(tasks)
+    waiting, results = deque(tasks), []
 
-    def work() -> int:
-        run, largest = worker(), 0
+    def work() -> None:
         while waiting:
             try:
                 task = waiting.popleft()
             except IndexError:  # another thread was faster
                 break
-            largest = max(largest, run(*task) or 0)
-        return largest
+            results.append(run(*task))
 
+    if threads == 1:
+        work()
+        return any(results)
     others = [_pool[0].submit(work) for _ in range(min(threads, len(waiting)) - 1)]
     try:
-        largest = work()
+        work()
     finally:  # even after an exception: the other threads still use memory that this one owns
         begun = [other for other in others if not other.cancel()]  # no thread needs to wake up if all is done
         wait(begun)
-    return max([largest, *(other.result() for other in begun)])
+    for other in begun:
+        other.result()  # raises its exception
+    return any(results)
 
 
 def _new_pool() -> None:

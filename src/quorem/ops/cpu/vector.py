@@ -13,15 +13,17 @@ Kinds of rows (see ``memory``):
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.cgutils import get_or_insert_function
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic, lower_builtin, models, overload, register_model
 
-from .compiled import inner
+from .compiled import INLINED, inner
 from .memory import pointer
 
 _INT16, _INT32 = ir.IntType(16), ir.IntType(32)
@@ -102,16 +104,23 @@ def load(typing: Any, kind: Any, vector: Any, address: Any, position: Any) -> An
     return vector(kind, vector, types.int64, types.int64), build
 
 
-@intrinsic
-def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> Any:
-    """Write a vector from ``position`` on."""
-
+def _build_store(kind: Any, vector: Any, streamed: bool) -> Any:
     def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         value = narrowed(builder, kind, args[3], vector.lanes)
-        builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type)).align = kind.bitwidth // 8
+        write = builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type))
+        write.align = kind.bitwidth // 8
+        if streamed:
+            write.align = min(64, vector.lanes * kind.bitwidth // 8)
+            write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64, vector), build
+
+
+@intrinsic
+def store(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> Any:
+    """Write a vector from ``position`` on."""
+    return _build_store(kind, vector, streamed=False)
 
 
 @intrinsic
@@ -120,15 +129,7 @@ def stream(typing: Any, kind: Any, address: Any, position: Any, vector: Any) -> 
 
     The address must be a multiple of the vector's size, or of 64 bytes.
     """
-
-    def build(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = narrowed(builder, kind, args[3], vector.lanes)
-        write = builder.store(value, pointer(builder, kind.bitwidth, args[1], args[2], value.type))
-        write.align = min(64, vector.lanes * kind.bitwidth // 8)
-        write.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64, vector), build
+    return _build_store(kind, vector, streamed=True)
 
 
 @intrinsic
@@ -236,24 +237,37 @@ for _name, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), (
     _arithmetic(getattr(operator, _name), _instruction)
 
 
+@cache
+def columns(width: int) -> Any:
+    """The width W of rows as kernels take it: by its type they know whether vectors of 16 numbers fill a row."""
+    return np.int32(width) if width % 16 == 0 else width
+
+
 def over_columns(step: Callable[..., None]) -> Any:
-    """Compile ``step(zero, j, *rest)`` into ``loop(kind, W, *rest)``, which calls it for all of a row's W columns.
+    """Compile ``step(zero, j, kind, W, *rest)`` into ``loop(kind, W, *rest)``, which calls it for all columns of a row.
 
     Each call is for the columns from ``j`` on, as many as the vector ``zero`` has lanes.
     """
     step = inner(step)
 
-    @inner
-    def loop(kind, W, *rest):
+    def whole(kind, W, *rest):
+        for j in range(0, W, 16):
+            step(zeros(kind, 16), j, kind, W, *rest)
+
+    def with_rest(kind, W, *rest):
         j = 0
         while j + 16 <= W:
-            step(zeros(kind, 16), j, *rest)
+            step(zeros(kind, 16), j, kind, W, *rest)
             j += 16
         while j + 4 <= W:
-            step(zeros(kind, 4), j, *rest)
+            step(zeros(kind, 4), j, kind, W, *rest)
             j += 4
         while j < W:
-            step(zeros(kind, 1), j, *rest)
+            step(zeros(kind, 1), j, kind, W, *rest)
             j += 1
 
+    def loop(kind, W, *rest):
+        raise NotImplementedError  # only compiled code calls it
+
+    overload(loop, jit_options=INLINED)(lambda kind, W, *rest: whole if W.bitwidth == 32 else with_rest)
     return loop
