@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.parallel import DistributedDataParallel
 
 from . import gpu, gradients
 from .codes import dequantize
@@ -14,7 +15,6 @@ from .declare import call, is_eager
 from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
-from .replicas import active_ddp
 from .rows import IdBatch
 from .updates import Lookup, Updates, is_captured
 
@@ -42,7 +42,7 @@ def lookup(
         stored: every row, ``[R, W]``.
         layout: where the rows of an id are.
         updates: the work that an optimizer has left for ``stored``, and where its gradients go.
-        options: names of the tables; and how rows are read if they are bytes, which only ``apply_in_backward`` trains.
+        options: names of the tables; and how rows are read if they are bytes, which are not trained.
         sparse: whether the gradient of ``stored`` is sparse.
         invalid: a count to which the number of ids out of range is added, if these do not raise.
 
@@ -78,14 +78,12 @@ def lookup(
 
 def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOptions, sparse: bool = False) -> Tensor:
     """``rows`` of ``stored`` as they are, ``[..., W]``; float32 where they are bytes."""
-    collector = updates.collector_of(stored)
     if "bits" in options:
-        vectors = dequantize(stored[rows], options["width"], options["bits"])
-    elif collector is None:
+        return dequantize(stored[rows], options["width"], options["bits"])
+    collector = updates.collector_of(stored)
+    if collector is None:
         return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
-    else:
-        vectors = F.embedding(rows, stored.detach())
-    return vectors if collector is None else collector.read(vectors, rows)
+    return collector.read(F.embedding(rows, stored.detach()), rows)
 
 
 def path(
@@ -126,7 +124,7 @@ def _may_be_sparse() -> bool:
     """
     if is_captured() or torch._C._are_functorch_transforms_active():
         return False
-    return active_ddp() is None
+    return DistributedDataParallel._active_ddp_module is None
 
 
 class _Lookup(torch.autograd.Function):

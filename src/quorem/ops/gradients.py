@@ -76,9 +76,8 @@ def _row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> 
     if bags is not None:
         grad = _at_ids(grad, bags) * pooling_factor(reads.valid, bags.bag, batch, grad.dtype)
     rows, values = rows_read(reads), grad[..., None, :]
-    if stored.dtype != torch.uint8 or reads.product.any():  # codes take long to read, and sums do not need them
-        vectors = read_rows(reads, stored, grad.shape[-1])
-        values = values * torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
+    vectors = read_rows(reads, stored, grad.shape[-1])
+    values = values * torch.where(reads.product[..., None, None], _product_of_others(vectors), 1)
     return rows, torch.where((rows != UNUSED)[..., None], values, 0)
 
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .lagging import in_memory, unwatched
-from .replicas import active_ddp, mean_of_replicas
 from .updates import Lookup, Read, RowRule, joined, update_
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -103,7 +103,7 @@ class _Pass:
         with unwatched():
             if collector.replicas is not None:
                 with torch.no_grad():
-                    reads = [mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
+                    reads = [_mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
                 # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before
                 # this.
                 _queue_callback(partial(setattr, collector.stored, "grad", None))
@@ -116,7 +116,7 @@ class _Pass:
 class _Collected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
-        if (ddp := active_ddp()) is not None:
+        if (ddp := DistributedDataParallel._active_ddp_module) is not None:  # set during its forward pass alone
             collector.join_replicas(ddp)
         computed_here = callable(vectors)
         ctx.collected = collector, read, collector.versions._version, computed_here
@@ -161,3 +161,21 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
 def _refuse_create_graph() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
+
+
+def _mean_of_replicas(rows: Tensor, values: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """Rows ``[N]`` and gradients ``[N, W]`` of all replicas, one after another, each as its share of the mean."""
+    replicas = dist.get_world_size(group)
+    counts = [torch.empty(1, dtype=torch.int64, device=rows.device) for _ in range(replicas)]
+    dist.all_gather(counts, counts[0].new_tensor([len(rows)]), group)
+    lengths = [int(count) for count in counts]
+    return _gathered(rows, lengths, group), _gathered(values / replicas, lengths, group)
+
+
+def _gathered(tensor: Tensor, lengths: list[int], group: Any) -> Tensor:
+    """The tensors of all replicas end to end; all exchange as many rows as the longest has."""
+    padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group)
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])

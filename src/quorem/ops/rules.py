@@ -40,7 +40,7 @@ class TouchedRows(NamedTuple):
 
     rows: Tensor  # [N], all different
     grad: Tensor  # [N, W]: their gradients in the accumulator's dtype
-    stored: Tensor  # [R, W], or bytes (``codes``)
+    stored: Tensor  # [R, W]
     lr: Tensor  # float64 scalar
     rounding: Rounding | None
 

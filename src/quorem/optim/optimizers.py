@@ -8,14 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from ..modules.lookup import module_of
 from ..ops import replay
-from ..ops.state import (
-    NARROW,
-    AdagradConstants,
-    AdamState,
-    Constants,
-    State,
-    check_state_dtype,
-)
+from ..ops.state import NARROW, AdagradConstants, AdamConstants, AdamState, Constants, State, check_state_dtype
 from ..optimizer_names import StateDtype
 from .row_optimizer import RowOptimizer
 
@@ -112,16 +105,8 @@ class Adagrad(RowOptimizer):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator per row, the sum of the row's mean squared gradients: 1 / D of the state.
 
-    Parameters with dense gradients get ``torch.optim.Adagrad``.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate.
-        lr_decay: learning rate decay.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
-        initial_accumulator_value: initial value of the sums.
-        eps: added to the denominator.
-        state_dtype: must be ``"float32"``.
+    Parameters with dense gradients get ``torch.optim.Adagrad``. The arguments are those of ``Adagrad``; ``state_dtype``
+    must be ``"float32"``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -172,14 +157,8 @@ class Adam(RowOptimizer):
 class AMSGrad(Adam):
     """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the touched rows.
 
-    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate; a scheduler may change it at any step.
-        betas: decay of the averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
+    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients. The arguments
+    are those of ``Adam``; ``betas`` may be in any order.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -217,14 +196,14 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
         lr, decay = group["lr"], float(group["weight_decay"])
         if not (isinstance(lr, Tensor) and lr.is_cuda) and float(lr) * decay >= 1:
             raise ValueError(f"lr * weight_decay ({float(lr)} * {decay}) must be below 1 for tables")
-        beta1, beta2 = map(float, group["betas"])
-        constants = replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, amsgrad=False)
+        constants = super()._constants(group, p)
+        assert isinstance(constants, AdamConstants)
         return constants._replace(weight_decay=decay)
 
     def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:

@@ -120,7 +120,7 @@ def test_ids_are_found_in_the_words_of_a_list(num_hot: int, num_rest: int, level
     scheme = HotCold(num_hot, cold=QR(4), num_rest=num_rest)
     module = quorem.EmbeddingCollection([Table("t", 6000, 4, scheme, frequencies=counts)], device=DEVICE)
     layout, stored = module.layout, module.stored.detach()
-    assert host.host_layout(layout).levels == levels
+    assert host.host_layout(layout).row_flags.levels == levels
     assert word_bytes(layout) <= layout.ranks.nbytes or levels > 2
     assert levels > 1 or word_bytes(layout) == 8 * (1 + (num_rest > 0)) * (6000 // 32 + 2)
     for dtype in (torch.int64, torch.int32):

@@ -48,7 +48,7 @@ class HostLayout:
     num_slots: int
     num_parts: int  # K of ``table``
     flags: LayoutFlags
-    levels: int  # of the words in ``maps``, 0 without lists
+    row_flags: RowFlags
     product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
     num_rows: int  # rows that ``stored`` must have at least
     on_device: DeviceLayout  # on the GPU, as most kernels take it
@@ -56,16 +56,6 @@ class HostLayout:
     last_rows: int = 0  # rows of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
-
-    @property
-    def owned(self) -> bool:
-        """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
-        return self.flags.owned or self.flags.mixed
-
-    @property
-    def row_flags(self) -> RowFlags:
-        """Constants for ``rows.number_of`` and ``rows.row_of``."""
-        return RowFlags(self.owned, self.levels)
 
 
 _host_layouts = PerTensor()  # layout.parts -> HostLayout
@@ -159,7 +149,7 @@ def _read(layout: Layout) -> HostLayout:
         len(slots),
         composed.shape[1],
         flags,
-        levels,
+        RowFlags(flags.owned or flags.mixed, levels),
         -1 if len(operations) > 1 else int(operations == [MULT]),
         num_rows,
         on_device=DeviceLayout(slots.to(device), parts.to(device), maps),

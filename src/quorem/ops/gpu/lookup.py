@@ -15,7 +15,6 @@ from .codes import StoredRows, coded_rows, numbers_at
 from .fast_launch import planned
 from .host import HostLayout, checked_rows, fused_layout, host_layout
 from .launch import cdiv, launch, power_of_2
-from .ranks import rank_of
 from .rows import (
     BASE,
     BITS,
@@ -45,6 +44,7 @@ from .rows import (
     part_at,
     permuted,
     place_of,
+    rank_of,
     read_ids,
     row_of,
     slot_at,
@@ -265,7 +265,7 @@ def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | 
             lookup_kernel, (cdiv(size * num_slots, block),),
             ids, stored, ends, out, invalid, host.table, host.on_device.maps, size, stride, S=num_slots, W=width,
             K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
-            NBITS=bits, LEVELS=host.levels, MULT=host.product, FLAGS=flags, num_warps=1,
+            NBITS=bits, LEVELS=host.row_flags.levels, MULT=host.product, FLAGS=flags, num_warps=1,
         )  # fmt: skip
 
     fixed = (stored,) if invalid is None else (stored, invalid)

@@ -4,7 +4,9 @@
 ``last`` to the present step applies the missed steps. The lookup is another launch, so it reads rows that are current.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +17,7 @@ from torch import Tensor
 from .. import state as state_columns
 from ..layout import Layout
 from ..rows import IdBatch
-from ..state import RULES, AdamConstants, AdamState, present
-from .constants import BETA2, EPS, LOG_BETA1, LOG_BETA2, SETTLED, WINDOW_LENGTH, on_device, power
+from ..state import RULES, AdagradConstants, AdamConstants, AdamState, present
 from .fast_launch import planned, scratch
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
@@ -24,7 +25,30 @@ from .rounding import as_stored, rounds, seed_bits
 from .rows import OWN, TYPES, DeviceBatch, is_valid, number_of, part_at, read_ids, row_dtype, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
+# Positions of the constants. A kernel can read a global constant only if it is a ``tl.constexpr``.
+LR_DECAY, ADAGRAD_EPS = (tl.constexpr(AdagradConstants._fields.index(name)) for name in ("lr_decay", "eps"))
+BETA1, BETA2, EPS = (tl.constexpr(AdamConstants._fields.index(name)) for name in ("beta1", "beta2", "eps"))
+WINDOW_LENGTH, SETTLED = (tl.constexpr(AdamConstants._fields.index(name)) for name in ("window", "settled"))
+LOG_BETA1, LOG_BETA2 = tl.constexpr(len(AdamConstants._fields)), tl.constexpr(len(AdamConstants._fields) + 1)
 MANY_READS = 16384  # from so many on, a program lists the rows that lag behind
+
+
+@cache
+def on_device(constants: tuple[float, ...], device: torch.device) -> Tensor:
+    """A rule's constants as a float64 tensor: a kernel's scalar arguments would be rounded to float32.
+
+    For Adam and AMSGrad the base-2 logarithms of the betas follow the constants.
+    """
+    if len(constants) >= 3:
+        logs = (math.log2(beta) if beta else -math.inf for beta in constants[:2])
+        constants = (*constants, *(0.0,) * (len(AdamConstants._fields) - len(constants)), *logs)
+    return torch.tensor(constants or (0.0,), dtype=torch.float64, device=device)
+
+
+@triton.jit
+def power(log, exponent):
+    """A number to the ``exponent`` in float64, by its logarithm of base 2; anything to the 0 is one."""
+    return tl.where(exponent == 0, 1.0, tl.exp2(log * exponent))
 
 
 class History(NamedTuple):

@@ -4,9 +4,6 @@ A program of most kernels handles one slot, so the integers of the layout are sc
 ``lookup_kernel`` handles many slots at a time, and has a vector of each integer. Tables of fewer than 2^31 ids, which
 are nearly all, use 32-bit divisions; the others use 64-bit ones.
 
-With ``RowFlags.owned``, some ids have rows of their own, or are mixed over a pool: ``number_of`` says which, and gives
-the number that the partitions divide. ``levels`` are those of ``ranks``, 0 if no table has lists of hot and cold ids.
-
 Arguments that belong together are one tuple, and constants one frozen dataclass. A None in a tuple is a constant too.
 """
 
@@ -21,7 +18,7 @@ from torch import Tensor
 from ...paper.renumbering import MIXING_FACTORS
 from .. import layout
 from ..rows import IdBatch
-from .ranks import rank_of
+from ..words import DIGIT
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.float32, torch.float16: tl.float32}
 
@@ -34,6 +31,7 @@ PITCH, MAP, PRODUCT = map(tl.constexpr, (layout.PITCH, layout.MAP, layout.MULT))
 OWN, REST, COMPOSED = map(tl.constexpr, (layout.OWN, layout.REST, layout.COMPOSED))
 OFFSET, BITS, HOT, COLD = map(tl.constexpr, (layout.OFFSET, layout.BITS, layout.HOT, layout.COLD))
 FACTOR0, FACTOR1, FACTOR2 = map(tl.constexpr, MIXING_FACTORS)
+DIGIT_BITS = tl.constexpr(DIGIT)  # of ``words``, in which the rank of an id is found
 
 
 class DeviceBatch(NamedTuple):
@@ -56,15 +54,15 @@ class DeviceLayout(NamedTuple):
 
     slots: Tensor
     parts: Tensor
-    maps: Tensor  # with the words of ``ranks``
+    maps: Tensor  # with the words of the lists of hot and cold ids
 
 
 @dataclass(frozen=True)
 class RowFlags:
     """Constants of ``number_of`` and ``row_of``."""
 
-    owned: bool
-    levels: int
+    owned: bool  # partitions alone do not give the rows: some ids have their own, or are mixed over a pool
+    levels: int  # of the words in ``maps``, 0 without lists of ids
 
 
 @triton.jit
@@ -118,6 +116,50 @@ def place_of(ranks, own, rest, limit):
     has_rest = (rest < limit).to(ranks.dtype)
     place = tl.where(ranks < own - has_rest, ranks, ranks + has_rest)
     return tl.where(ranks >= rest, own - has_rest, place)
+
+
+@triton.jit
+def num_bits(x):
+    """How many bits of each uint32 are set."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    return (((x + (x >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24  # compilers know this form, and use one instruction
+
+
+@triton.jit
+def below(ids, listed, maps, start, LEVELS: tl.constexpr):
+    """How many entries of a list are below each id, and whether the id is in it; the words are at ``start``.
+
+    If the word of an id is not stored, the next stored word is taken: all entries below the id lie before it.
+    """
+    position = start.to(tl.int64) + (ids >> (DIGIT_BITS * LEVELS))
+    inside = listed
+    for level in tl.static_range(LEVELS):
+        word = tl.load(maps + position, mask=listed, other=0)
+        digit = ((ids >> (DIGIT_BITS * (LEVELS - 1 - level))) & 31).to(tl.uint32)
+        bits = word.to(tl.uint32)
+        lower = tl.where(inside, (tl.full((), 1, tl.uint32) << digit) - 1, 0).to(tl.uint32)
+        position = (word >> 32) + num_bits(bits & lower).to(tl.int64)
+        inside = inside & (((bits >> digit) & 1) == 1)
+    return position.to(ids.dtype), inside
+
+
+@triton.jit
+def rank_of(ids, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS: tl.constexpr, RESTED: tl.constexpr):
+    """The ranks of valid ids: hot ids in the order of their list, then cold ones, then the rest, which have one rank.
+
+    Ids of tables without lists are ranks already. ``hot_words`` to ``limit`` come from the slot: scalars or ``[T]``.
+    Without RESTED, no table has a rest.
+    """
+    listed = valid & (hot_words >= 0)
+    below_hot, is_hot = below(ids, listed, maps, hot_words, LEVELS)
+    cold = own + ids - below_hot
+    if RESTED:
+        has_rest = rest < limit
+        hot = own - has_rest.to(ids.dtype)
+        below_cold, is_cold = below(ids, listed & has_rest, maps, cold_words, LEVELS)
+        cold = tl.where(has_rest, tl.where(is_cold, hot + below_cold, rest), cold)
+    return tl.where(listed, tl.where(is_hot, below_hot, cold), ids)
 
 
 @triton.jit

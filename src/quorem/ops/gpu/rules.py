@@ -14,11 +14,11 @@ from ..layout import Layout
 from ..rows import IdBatch
 from ..state import RULES, Constants, State, present
 from . import replay
-from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
 from .host import check_state, fused_layout
 from .launch import launch, power_of_2
 from .places import rounded_up
+from .replay import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .rounding import as_stored, as_sum, load_sum, rounds, seed_bits
 from .row_sums import run_of, sum_by_row, sums_of, touched_rows
 from .rows import TYPES
