@@ -17,11 +17,12 @@ import torch
 
 import quorem
 from quorem.data.config import PrepareConfig
-from quorem.data.criteo import prepare_criteo, read_criteo
+from quorem.data.criteo import COLUMNS, criteo_source, prepare_criteo
 from quorem.data.malformed import Malformed
 from quorem.data.raw import write_raw
 from quorem.data.shape import scaled_cardinalities
 from quorem.data.synthetic import ClickLog
+from quorem.data.table import read_columns
 from quorem.data.text import TextFile
 from quorem.serving.predict import predict
 from quorem.serving.scorer import BATCH_ROWS, Scorer
@@ -58,7 +59,8 @@ def measure(folder: Path, rows: int, scale: float, repeat: int) -> dict[str, Any
         note(f"lookup {title}", lambda scorer=scorer: lookup(scorer, batch), len(batch))
 
     def read() -> list[Any]:
-        return [rows.frame for rows in read_criteo(TextFile(folder / "log.txt"), Malformed("log.txt", 0))]
+        source = criteo_source(TextFile(folder / "log.txt"))
+        return [rows.frame for rows in read_columns(source, COLUMNS, Malformed("log.txt", 0))]
 
     frames = read()
     note("read", read)

@@ -18,14 +18,12 @@ prepare = typer.Typer(
 commands.add_typer(prepare, name="prepare")
 
 Ids = Annotated[
-    Literal["frequency", "appearance", "hash", "raw"],
+    Literal["frequency", "appearance", "raw"],
     typer.Option(
-        help="By falling frequency in training, by first appearance, hashed; or raw, 64-bit hashes of the tokens,"
-        " without a vocabulary."
+        help="By falling frequency in training, by first appearance; or raw, 64-bit hashes without a vocabulary."
     ),
 ]
 IdBits = Annotated[int | None, typer.Option(min=32, max=62, help="With --ids raw: tables of 2^this ids; default 40.")]
-Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
 Vocabulary = Annotated[
     Literal["all", "train"], typer.Option(help="Tokens of all days, or of the training days and one for unknown ones.")
 ]
@@ -37,7 +35,6 @@ def prepare_criteo(
     raw: Annotated[Path, typer.Argument(help="The Kaggle train.txt, plain or gzip.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     ids: Ids = "frequency",
-    buckets: Buckets = None,
     id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
     days: Days = 7,
@@ -51,9 +48,7 @@ def prepare_criteo(
     from ..data.config import PrepareConfig
     from ..data.criteo import prepare_criteo
 
-    config = PrepareConfig(
-        ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
-    )
+    config = PrepareConfig(ids=ids, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed)
     console = terminal()
     with preparing.bar(console) as report:
         prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
@@ -98,7 +93,6 @@ def prepare_table(
         typer.Option(help="signed_log (the default), log or none for numbers; or COLUMN=TRANSFORM; repeatable."),
     ] = None,
     ids: Ids = "frequency",
-    buckets: Buckets = None,
     id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
     days: Days = 7,
@@ -119,7 +113,6 @@ def prepare_table(
     whole = [kind for column, _, kind in kinds if not column]
     config = PrepareConfig(
         ids=ids,
-        buckets=buckets,
         id_bits=id_bits,
         vocabulary=vocabulary,
         days=days,

@@ -37,7 +37,6 @@ class Dense:
         if strangers := sorted(set(transforms) - set(names)):
             raise ValueError(f"transforms ({', '.join(strangers)}) must be of dense columns ({', '.join(names)})")
         self.kinds = {name: transforms.get(name, transform) for name in names}
-        self._untransformed = [name for name, kind in self.kinds.items() if kind == "none"]
         self.clipped: dict[str, int] = {}  # how many numbers below 0 became 0, by column
 
     def array(self, frame: pl.DataFrame) -> NDArray[np.float32]:
@@ -56,19 +55,11 @@ class Dense:
 
     def checked(self, rows: ParsedRows, malformed: Malformed) -> ParsedRows:
         """The rows whose numbers float32 can represent; the others are added to ``malformed``."""
-        for name in self._untransformed:
-            rows = malformed.filtered(rows, name, f"must be at most {LARGEST:.4g}, as float32", _is_large(name))
+        for name, kind in self.kinds.items():
+            if kind == "none":
+                is_large = _number(name).abs() > LARGEST
+                rows = malformed.filtered(rows, name, f"must be at most {LARGEST:.4g}, as float32", is_large)
         return rows
-
-    def check(self, frame: pl.DataFrame) -> None:
-        """Raise ValueError if float32 cannot represent a number."""
-        for name in self._untransformed:
-            if len(large := frame.filter(_is_large(name))):
-                raise ValueError(f"{name} ({large[name][0]}) must be at most {LARGEST:.4g}, as float32")
-
-
-def _is_large(name: str) -> pl.Expr:
-    return _number(name).abs() > LARGEST
 
 
 def _number(name: str) -> pl.Expr:

@@ -1,8 +1,14 @@
-"""Ids for the values of one column: 0 for NULL, others by frequency, by first appearance, by hash, or raw hashes."""
+"""Ids for the values of a categorical column: 0 for NULL, others by frequency, by first appearance, or raw hashes.
 
-import zlib
+A column is kept in scratch files, one group of rows after another: the group's words, which are its distinct values, a
+null first and then in order of first appearance; and the code of each value, the position of its word. So memory holds
+one group at a time, however long the file is, and finally the words of all groups. After the last group, the words of
+all groups are given ids together, and the ids of a group's values are looked up by their codes.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -10,16 +16,86 @@ from numpy.typing import NDArray
 
 from ..paper.hashing import hash_strings
 from .config import PrepareConfig
+from .folder import file_name
 
 NULL = 0  # the id of a missing value, in every feature
+HASHED_TOKENS = 1 << 20  # at a time
 
 
 class Numbered(NamedTuple):
-    """Ids of NULL and of each token, in order of first appearance; training counts and tokens, in order of id."""
+    """Ids of NULL and of each token, in order of first appearance; training counts and tokens, in order of id.
 
-    ids: NDArray[np.int32]
+    Raw ids have no tokens; ``raw`` has the ids that ``counts`` counts, in ascending order.
+    """
+
+    ids: NDArray[Any]
     counts: NDArray[np.int64]
-    tokens: pl.Series | None
+    tokens: pl.Series | None = None
+    raw: NDArray[np.int64] | None = None
+
+
+class Column:
+    """One column of text.
+
+    Args:
+        name: name of the column.
+        folder: folder for the scratch files.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.num_values: list[int] = []  # per group
+
+    def add(self, parts: Sequence[pl.Series]) -> None:
+        """Write a group of values, given as parts in order, to scratch files."""
+        codes, tokens = by_appearance(pl.concat(parts))
+        words = pl.concat([pl.Series("word", [None], dtype=pl.String), tokens.alias("word")])
+        self._save(len(self.num_values), "words", words)
+        self._save(len(self.num_values), "codes", pl.Series(codes.astype(np.min_scalar_type(len(words)))))
+        self.num_values.append(len(codes))
+
+    def number(self, num_train: int, config: PrepareConfig) -> Numbered:
+        """Give the words of all groups their ids; the first ``num_train`` values belong to the training days."""
+        words = self._all("words")
+        number_of_word, tokens = by_appearance(pl.concat(words))
+        numbers = np.split(number_of_word, np.cumsum([len(group) for group in words])[:-1])
+        counts, start = np.zeros(len(tokens) + 1, np.int64), 0
+        for group, size in enumerate(self.num_values):
+            codes = self._load(group, "codes").to_numpy()[: max(num_train - start, 0)]
+            counts[numbers[group]] += np.bincount(codes, minlength=len(numbers[group]))
+            start += size
+        numbered = number(tokens, counts, config)
+        for group, numbers_of_group in enumerate(numbers):
+            self._save(group, "ids", pl.Series(numbered.ids[numbers_of_group]))
+        return numbered
+
+    def ids(self, group: int) -> NDArray[Any]:
+        """The id of each value of a group; ``number`` must have been called."""
+        return self._load(group, "ids").to_numpy()[self._load(group, "codes").to_numpy()]
+
+    def reordered(self, order: NDArray[np.int64], folder: Path) -> "Column":
+        """A column with the same values in another order, written to scratch files in ``folder``."""
+        words = self._all("words")
+        starts = np.cumsum([0, *map(len, words)])
+        groups = zip(self._all("codes"), starts[:-1], strict=True)
+        index = np.concatenate([codes.to_numpy() + start for codes, start in groups])[order]
+        all_words, column = pl.concat(words), Column(self.name, folder)
+        for part in np.split(index, np.cumsum(self.num_values)[:-1]):
+            column.add([all_words.gather(part)])
+        return column
+
+    def _all(self, what: str) -> list[pl.Series]:
+        return [self._load(group, what) for group in range(len(self.num_values))]
+
+    def _load(self, group: int, what: str) -> pl.Series:
+        with open(self._file(group, what), "rb") as file:  # Polars takes "[" and "*" in a path for a pattern
+            return pl.read_ipc(file).to_series()
+
+    def _save(self, group: int, what: str, values: pl.Series) -> None:
+        values.to_frame(what).write_ipc(self._file(group, what))
+
+    def _file(self, group: int, what: str) -> Path:
+        return self.folder / f"{file_name(self.name)}.{group:06}.{what}"
 
 
 def number(tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig) -> Numbered:
@@ -29,12 +105,13 @@ def number(tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig) 
     >>> numbered.ids.tolist(), numbered.counts.tolist(), numbered.tokens.to_list()  # "a" is the more frequent
     ([0, 3, 2, 1], [1, 0, 2, 1], ['a', 'b'])
     """
-    if config.ids == "hash":
-        assert config.buckets is not None
-        ids = np.concatenate([[NULL], 1 + crc32(tokens) % config.buckets]).astype(np.int32)
-        shared = np.zeros(config.buckets + 1, np.int64)
-        np.add.at(shared, ids, counts)
-        return Numbered(ids, shared, None)
+    if config.ids == "raw":
+        parts = (tokens[start : start + HASHED_TOKENS] for start in range(0, len(tokens), HASHED_TOKENS))
+        hashed = np.concatenate([[NULL], *map(raw_ids, parts)])
+        distinct, position = np.unique(hashed[counts > 0], return_inverse=True)
+        total = np.zeros(len(distinct), np.int64)
+        np.add.at(total, position, counts[counts > 0])
+        return Numbered(hashed, total, raw=distinct)
     # Tokens that occur only in later days appear last, so a training vocabulary is a prefix.
     known = int(np.count_nonzero(counts[1:])) if config.vocabulary == "train" else len(tokens)
     order = np.arange(known)
@@ -74,11 +151,6 @@ def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
     codes = np.cumsum(is_first, dtype=np.int32)[first.to_numpy()]
     codes[values.is_null().to_numpy()] = NULL
     return codes, values.filter(pl.Series(is_first))
-
-
-def crc32(tokens: pl.Series) -> NDArray[np.int64]:
-    """The CRC-32 of each token's UTF-8 bytes, a hash that is available in every language."""
-    return np.array([zlib.crc32(token.encode()) for token in tokens], np.int64)
 
 
 def write_vocabulary(path: Path, tokens: pl.Series) -> None:

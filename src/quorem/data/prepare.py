@@ -1,7 +1,7 @@
 """Write parsed rows, block by block, into a folder of arrays: labels, dense features and ids.
 
 The file is parsed once. Labels and dense features are written to their arrays at once. Categories are written to
-scratch files as codes, with separate words for each group of rows (``column``), because the training days are known
+scratch files as codes, with separate words for each group of rows (``ids``), because the training days are known
 only at the end. Then the words are given ids, and the codes are replaced by ids. So memory holds a group of rows or a
 vocabulary, never the whole file.
 """
@@ -19,13 +19,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from ..files.provenance import versions
-from . import ids, shape
+from . import shape
 from .batches import ahead
-from .column import Column
 from .columns import Columns
 from .config import PrepareConfig
 from .dense import Dense
 from .folder import ArrayFile, Folder, Progress, file_name, offsets_file
+from .ids import NULL, Column, write_vocabulary
 from .malformed import Malformed, ParsedRows
 
 GROUP_ROWS = 1 << 20
@@ -59,7 +59,7 @@ def write(
         scratch = folder.partial / "scratch"
         scratch.mkdir()
         parts = {name: Column(name, scratch) for name in columns.categorical}
-        dense = Dense(columns.dense, config.transform or "log", config.transforms)
+        dense = Dense(columns.dense, config.transform or "signed_log", config.transforms)
         checked = ahead(dense.checked(batch, malformed) for batch in rows)
         num_rows = _set_aside(folder, columns, parts, checked, dense, report)
         if num_rows == 0:
@@ -93,9 +93,9 @@ def write(
                 "missing": list(columns.missing),
                 "transforms": dense.kinds,
                 "clipped": dense.clipped,
-                "null_id": ids.NULL,
+                "null_id": NULL,
                 "unknown_id": 1 if config.vocabulary == "train" else None,
-                "first_token_id": None if config.ids in ("hash", "raw") else config.first_token,
+                "first_token_id": None if config.ids == "raw" else config.first_token,
                 "config": asdict(config),
                 "malformed": {"count": malformed.count, "first": [list(pair) for pair in malformed.first]},
                 "source": {"name": source.name, "bytes": source.stat().st_size},
@@ -145,8 +145,6 @@ def _set_aside(
             report("parse", done, labels.rows)
         if group:
             write_group()
-    for array in (labels, numbers, times, *offsets.values()):
-        array.close()
     return labels.rows
 
 
@@ -199,24 +197,19 @@ def _number(folder: Folder, bags: Sequence[str], num_train: int, config: Prepare
     name = file_name(column.name)
     if column.name in bags:
         num_train = int(np.load(folder.partial / offsets_file(column.name), mmap_mode="r")[num_train])
-    if config.ids == "raw":
-        distinct, counts = column.number_raw(num_train)
-        folder.save(f"raw_ids/{name}.npy", distinct)
-        num_ids = config.id_space
-    else:
-        counts, tokens = column.number(num_train, config)
-        if (num_ids := len(counts)) >= 2**31:
-            raise ValueError(f"{column.name} has {num_ids:,} ids but ids must be below 2**31")
-        if tokens is not None:
-            path = folder.partial / "vocabulary" / f"{name}.txt"
-            path.parent.mkdir(exist_ok=True)
-            ids.write_vocabulary(path, tokens)
-    folder.save_counts(column.name, counts)
+    numbered = column.number(num_train, config)
+    if numbered.raw is not None:
+        folder.save(f"raw_ids/{name}.npy", numbered.raw)
+    if numbered.tokens is not None:
+        path = folder.partial / "vocabulary" / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        write_vocabulary(path, numbered.tokens)
+    folder.save_counts(column.name, numbered.counts)
     if column.name in bags:
         values = folder.array(f"bags/{name}.values.npy", _id_dtype(config))
         for group in range(len(column.num_values)):
             values.append(column.ids(group))
-    return num_ids
+    return config.id_space if config.ids == "raw" else len(numbered.counts)
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, config: PrepareConfig, report: Progress) -> None:
