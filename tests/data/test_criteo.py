@@ -1,7 +1,6 @@
 """``prepare_criteo`` against a line-by-line oracle, on every oddity a file can have."""
 
 import gzip
-import os
 import re
 import subprocess
 import sys
@@ -36,12 +35,7 @@ def small_groups(monkeypatch):
     monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 50)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_equals_the_oracle(config, tmp_path):
-    assert_prepared(prepared(tmp_path, LINES, config), LINES)
-
-
-@pytest.mark.parametrize("block_bytes", [1000, 5000])
+@pytest.mark.parametrize("block_bytes", [1000, 1 << 24])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_equals_the_oracle_in_blocks_and_groups(config, block_bytes, tmp_path, small_groups):
     assert_prepared(prepared(tmp_path, LINES, config, block_bytes=block_bytes), LINES)
@@ -265,17 +259,3 @@ def test_a_file_of_line_ends_takes_little_memory(packed, tmp_path):
     error, megabytes = run.stdout.splitlines()
     assert re.search(r"raw has 11 malformed lines so far.*line 1: 1 field where 40 are expected", error)
     assert int(megabytes) < 1500
-
-
-def test_a_pipe_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "raw")
-    with pytest.raises(ValueError, match="raw is a pipe and must be a file"):
-        prepare_criteo(tmp_path / "raw", tmp_path / "out")
-
-
-def test_the_papers_transform_says_what_it_clipped(tmp_path):
-    lines = [line(integers=["-1", "-3", "0", "2", *[""] * 9]), line(integers=["5", "-2", *["1"] * 11])]
-    (tmp_path / "raw").write_text("".join(text + "\n" for text in lines))
-    result = prepare_criteo(tmp_path / "raw", tmp_path / "out")
-    assert result.meta["clipped"] == {"I1": 1, "I2": 2}
-    assert result.meta["transforms"] == {f"I{k}": "log" for k in range(1, 14)}

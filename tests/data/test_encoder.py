@@ -162,10 +162,6 @@ def test_a_missing_column(tmp_path: Path) -> None:
     del given["late"], given["age"]
     with pytest.raises(ValueError, match="rows have no column age, late"):
         encode(given)
-    with pytest.raises(ValueError, match=r"unknown \('zero'\) must be 'error' or 'missing'"):
-        encoder(prepared(tmp_path / "again"), tmp_path, unknown="zero") if (
-            tmp_path / "again"
-        ).mkdir() is None else None
 
 
 def test_made_up_data_hold_ids(log: Prepared, tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ def check_contents(result, transform="signed_log"):
     assert result.all.labels.tolist() == [1, 0, 1, 0]
     expected = list(map(TRANSFORMS[transform], [2.5, 0, -3, 0]))
     assert result.meta["transforms"] == {"price": transform}
-    assert result.meta["clipped"] == ({"price": 1} if transform == "log" else {})
     assert result.all.dense[:, 0].tolist() == pytest.approx(expected, rel=2**-23)
     assert result.all.ids[:, 0].tolist() == [1, 2, 1, 0]
     assert result.all.bags["tags"].values.tolist() == [1, 2, 2, 0, 3, 1]

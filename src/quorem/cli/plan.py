@@ -14,6 +14,8 @@ from .options import Overwrite
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..planner import Plan
+
 commands = typer.Typer()
 
 
@@ -51,8 +53,6 @@ def plan(
     from ..data.prepared import Prepared
     from ..experiments import planning
     from ..files.atomic import write
-    from ..modules.collection import Table
-    from . import many_gpus
     from .terminal import command
 
     if out is not None and out.exists() and not overwrite:
@@ -71,13 +71,36 @@ def plan(
         planned = make(prepared, budget, dim, optimizer=state, dtypes=dtypes, state_dtype=state_dtype)
     typer.echo(str(planned))
     if world_size is not None:
-        full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
-        named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}
-        typer.echo(many_gpus.describe(named, world_size, batch_size=batch_size, optimizer=optimizer))
+        _print_costs(planned, world_size, batch_size, optimizer)
     if out is not None:
         write(out, planned.to_json() + "\n")
         if target.suffix != ".py":
             typer.echo(f"Next: {command('train', '--data', target, '--plan', out, '--out', 'RUN')}")
+
+
+def _print_costs(planned: "Plan", world_size: int, batch_size: int, optimizer: Optimizer) -> None:
+    """Print memory, sent bytes and step time of one of many GPUs, for full tables and for the plan."""
+    from ..integrations.scale import estimate
+    from ..modules.collection import Table
+    from ..planner.budget import show_bytes
+    from .terminal import print_table, terminal
+
+    full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
+    rows = []
+    for name, tables in {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}.items():
+        cost = estimate(tables, world_size, batch_size=batch_size, optimizer=optimizer)
+        row = {
+            "tables": name,
+            "memory": show_bytes(round(cost.memory)) + ("" if cost.fits else ", does not fit"),
+            "all-to-all": show_bytes(round(cost.id_bytes + cost.vector_bytes)),
+            "gradients summed": show_bytes(round(cost.reduce_bytes)),
+            "replicated": f"{sum(traffic.replicated for traffic in cost.tables)} of {len(cost.tables)}",
+            "step, estimated": f"{cost.seconds * 1e3:.3g} ms",
+        }
+        rows.append(row)
+    typer.echo(f"On {world_size} GPUs with {batch_size:,} samples each and {optimizer}, of one GPU in a step:")
+    print_table(terminal(), rows)
+    typer.echo(f"A table is worth replicating with up to {batch_size // 2:,} rows, half as many as a GPU has samples.")
 
 
 def model_in(path: Path) -> "nn.Module":

@@ -6,7 +6,7 @@ it together. A value whose hash is found is also compared with the token, so tha
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -33,11 +33,14 @@ class Vocabulary:
     """
 
     def __init__(self, text: Tensor, first: int) -> None:
-        self.first = first
-        self.tokens = _lines(text)
+        data = text.numpy().tobytes()
+        if b"\\" in data or not data:
+            self.tokens = pl.Series(tokens_of(data), dtype=pl.String)
+        else:
+            self.tokens = pl.Series([data]).cast(pl.String).str.strip_suffix("\n").str.split("\n").explode()
         hashes = self.tokens.hash().to_numpy()
-        order = np.argsort(hashes)
-        self.hashes, self.lines = hashes[order], order.astype(np.int32)
+        self.first, self.lines = first, np.argsort(hashes).astype(np.int32)
+        self.hashes = hashes[self.lines]
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -76,7 +79,7 @@ class Encoder:
     tell.
 
     Raises:
-        ValueError: if ``unknown`` has another value, or a vocabulary has the wrong size.
+        ValueError: if a vocabulary has the wrong size.
     """
 
     def __init__(
@@ -84,11 +87,9 @@ class Encoder:
         encoding: Encoding,
         texts: Mapping[str, Tensor],
         *,
-        unknown: str = "error",
+        unknown: Literal["error", "missing"] = "error",
         policies: Mapping[str, str] | None = None,
     ) -> None:
-        if unknown not in ("error", "missing"):
-            raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
         self.encoding, self.unknown, self.policies = encoding, unknown, dict(policies or {})
         self.dense = Dense(encoding.dense, "none", encoding.transforms)
         self.unseen_counts: dict[str, int] = dict.fromkeys(encoding.categorical, 0)
@@ -219,13 +220,3 @@ def _numbers(values: pl.Series, missing: list[str]) -> pl.Series:
     if not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null)):
         raise ValueError(f"{values.name} is {values.dtype} but must be numeric")
     return values
-
-
-def _lines(text: Tensor) -> pl.Series:
-    """The tokens in the bytes of a vocabulary file."""
-    data = text.numpy().tobytes()
-    if not data:
-        return pl.Series([], dtype=pl.String)
-    if b"\\" in data:
-        return pl.Series(tokens_of(data), dtype=pl.String)
-    return pl.Series([data]).cast(pl.String).str.strip_suffix("\n").str.split("\n").explode()

@@ -2,8 +2,7 @@
 
 A column is kept in scratch files, one group of rows after another: the group's words, which are its distinct values, a
 null first and then in order of first appearance; and the code of each value, the position of its word. So memory holds
-one group at a time, however long the file is, and finally the words of all groups. After the last group, the words of
-all groups are given ids together, and the ids of a group's values are looked up by their codes.
+the text of one group at a time, and finally the words of all groups and a number for each value of a column.
 """
 
 from collections.abc import Sequence
@@ -40,52 +39,43 @@ class Column:
     Args:
         name: name of the column.
         folder: folder for the scratch files.
+        id_dtype: dtype of the ids.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        self.num_values: list[int] = []  # per group
+    def __init__(self, name: str, folder: Path, id_dtype: type[np.integer[Any]]) -> None:
+        self.name, self.folder, self.id_dtype = name, folder, id_dtype
+        self.num_words: list[int] = []  # per group
+        self._ids_file = folder / f"{file_name(name)}.ids"
 
     def add(self, parts: Sequence[pl.Series]) -> None:
         """Write a group of values, given as parts in order, to scratch files."""
         codes, tokens = by_appearance(pl.concat(parts))
         words = pl.concat([pl.Series("word", [None], dtype=pl.String), tokens.alias("word")])
-        self._save(len(self.num_values), "words", words)
-        self._save(len(self.num_values), "codes", pl.Series(codes.astype(np.min_scalar_type(len(words)))))
-        self.num_values.append(len(codes))
+        self._save(len(self.num_words), "words", words)
+        self._save(len(self.num_words), "codes", pl.Series(codes.astype(np.min_scalar_type(len(words)))))
+        self.num_words.append(len(words))
 
-    def number(self, num_train: int, config: PrepareConfig) -> Numbered:
-        """Give the words of all groups their ids; the first ``num_train`` values belong to the training days."""
-        words = self._all("words")
-        number_of_word, tokens = by_appearance(pl.concat(words))
-        numbers = np.split(number_of_word, np.cumsum([len(group) for group in words])[:-1])
-        counts, start = np.zeros(len(tokens) + 1, np.int64), 0
-        for group, size in enumerate(self.num_values):
-            codes = self._load(group, "codes").to_numpy()[: max(num_train - start, 0)]
-            counts[numbers[group]] += np.bincount(codes, minlength=len(numbers[group]))
-            start += size
-        numbered = number(tokens, counts, config)
-        for group, numbers_of_group in enumerate(numbers):
-            self._save(group, "ids", pl.Series(numbered.ids[numbers_of_group]))
+    def number(self, num_train: int, config: PrepareConfig, order: NDArray[np.int64] | None = None) -> Numbered:
+        """Give all values their ids, in another order if one is given; the first ``num_train`` are in training."""
+        groups = range(len(self.num_words))
+        number_of_word, tokens = by_appearance(pl.concat([self._load(group, "words") for group in groups]))
+        numbers = np.split(number_of_word, np.cumsum(self.num_words)[:-1])
+        values = np.concatenate([numbers[group][self._load(group, "codes").to_numpy()] for group in groups])
+        if order is not None:
+            values = values[order]
+            first = np.zeros(len(tokens) + 1, np.int64)
+            first[values[::-1]] = np.arange(len(values), 0, -1)  # of several, the last that is written stays
+            by_first = np.argsort(first[1:])
+            tokens, place = tokens.gather(by_first), np.zeros(len(first), np.int32)
+            place[by_first + 1] = np.arange(1, len(first))
+            values = place[values]
+        numbered = number(tokens, np.bincount(values[:num_train], minlength=len(tokens) + 1), config)
+        self._ids_file.write_bytes(numbered.ids[values].data)
         return numbered
 
-    def ids(self, group: int) -> NDArray[Any]:
-        """The id of each value of a group; ``number`` must have been called."""
-        return self._load(group, "ids").to_numpy()[self._load(group, "codes").to_numpy()]
-
-    def reordered(self, order: NDArray[np.int64], folder: Path) -> "Column":
-        """A column with the same values in another order, written to scratch files in ``folder``."""
-        words = self._all("words")
-        starts = np.cumsum([0, *map(len, words)])
-        groups = zip(self._all("codes"), starts[:-1], strict=True)
-        index = np.concatenate([codes.to_numpy() + start for codes, start in groups])[order]
-        all_words, column = pl.concat(words), Column(self.name, folder)
-        for part in np.split(index, np.cumsum(self.num_values)[:-1]):
-            column.add([all_words.gather(part)])
-        return column
-
-    def _all(self, what: str) -> list[pl.Series]:
-        return [self._load(group, what) for group in range(len(self.num_values))]
+    def ids(self, start: int = 0, count: int = -1) -> NDArray[Any]:
+        """The ids of ``count`` values from ``start`` on, by default of all; ``number`` must have been called."""
+        return np.fromfile(self._ids_file, self.id_dtype, count, offset=start * np.dtype(self.id_dtype).itemsize)
 
     def _load(self, group: int, what: str) -> pl.Series:
         with open(self._file(group, what), "rb") as file:  # Polars takes "[" and "*" in a path for a pattern
