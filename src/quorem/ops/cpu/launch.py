@@ -110,7 +110,7 @@ class KernelLayout(NamedTuple):
 
     stamp: tuple[int, ...]
     num_rows: int  # that ``stored`` must have
-    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``num_features``
+    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``layout_is_int64``
     maps: Tensor  # with the words of lists
     kept: tuple[Tensor, ...]  # with the addresses of ``fields`` and ``stamp``; not ``layout.slots``: this dies with it
 
@@ -131,7 +131,7 @@ def kernel_layout(layout: Layout) -> KernelLayout | None:
         return None
     num_rows, words = num_rows_read(layout), with_words(layout, layout.slots)
     tensors = (words.slots, layout.parts, words.maps, layout.spans)
-    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0])
+    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0], int(layout.slots.dtype == torch.int64))
     fields = (*(tensor.data_ptr() for tensor in tensors), *sizes)
     kept = (*layout[1:], words.slots) if words.levels else layout[1:]
     return _layouts.set(layout.slots, KernelLayout(stamp, num_rows, fields, words.maps, kept))

@@ -115,7 +115,7 @@ def _sum_parts(
     tables = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
 
     def areas(scratch: Scratch, unit: Unit) -> tuple[int, ...]:
-        shape = (unit.num_slots, partitions, stored.shape[1], layout.parts.data_ptr(), unit.first)
+        shape = (unit.num_slots, partitions, stored.shape[1], sharing.pitches.data_ptr(), unit.first)
         return tuple(Areas(scratch.address, *shape, *tables, parts_taken, sharing.private.data_ptr()))
 
     if shares > 1:

@@ -42,6 +42,7 @@ class Sharing:
         self.owners = torch.arange(self.num_slots * self.num_partitions, device="cpu").view(self.num_slots, -1)
         self.readers = [[0] * self.num_partitions for _ in range(self.num_slots)]  # slots that add to each part
         self.num_rows = (layout.parts[..., SIZE] * layout.parts[..., PITCH]).tolist()
+        self.pitches = layout.parts[..., PITCH].long().contiguous()
         first: dict[tuple[int, ...], int] = {}
         for slot, parts in enumerate(layout.parts[..., [BASE, SIZE, PITCH]].tolist()):
             for k, part in enumerate(parts):

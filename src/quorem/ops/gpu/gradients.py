@@ -88,7 +88,7 @@ def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> An
             programs = r.programs(block)
             launch(
                 dense_kernel, (sum(programs),),
-                *sums, dense, layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
+                *sums, dense, host.device_parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
                 W=width, T=block, C=columns,
             )  # fmt: skip
     return dense
@@ -102,11 +102,11 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
     batch = batch.contiguous()
     out = torch.zeros(batch.ids.shape, dtype=grad.dtype, device=grad.device)
     if grad.numel() and batch.ids.numel():
-        slots, parts, maps = host.integers(layout)
+        slots, parts, maps = host.integers()
         block, columns, warps = bag_tile(stored.shape[1])
         launch(
             sample_weights_kernel, (cdiv(len(grad), block) * len(layout.spans),),
-            grad.contiguous(), batch.ids, batch.offsets, stored, out, slots, parts, maps, layout.spans,
+            grad.contiguous(), batch.ids, batch.offsets, stored, out, slots, parts, maps, host.device_spans,
             len(grad), len(slots), len(layout.spans), W=stored.shape[1], K=parts.shape[1], T=block, C=columns,
             ACC=TYPES[stored.dtype], MEAN=batch.mean, **host.row_flags, num_warps=warps,
         )  # fmt: skip

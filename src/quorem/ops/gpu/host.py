@@ -51,7 +51,9 @@ class HostLayout:
     levels: int  # of the words in ``maps``, 0 without lists
     product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
     num_rows: int  # rows that ``stored`` must have at least
-    device_slots: Tensor  # on the GPU
+    device_slots: Tensor  # on the GPU, int64
+    device_parts: Tensor
+    device_spans: Tensor
     maps: Tensor  # on the GPU, with the words of ``ranks`` if tables have lists
     last_rows: int = 0  # rows of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
@@ -62,9 +64,9 @@ class HostLayout:
         """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
         return self.flags.owned or self.flags.mixed
 
-    def integers(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    def integers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Slots, parts and maps as most kernels take them."""
-        return self.device_slots, layout.parts, self.maps
+        return self.device_slots, self.device_parts, self.maps
 
     @property
     def row_flags(self) -> dict[str, int]:
@@ -133,7 +135,8 @@ def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = 
 
 def _read(layout: Layout) -> HostLayout:
     num_rows, device = num_rows_read(layout), layout.parts.device
-    slots, parts, spans = (tensor.to("cpu", copy=True) for tensor in (layout.slots, layout.parts, layout.spans))
+    integers = (layout.slots, layout.parts, layout.spans)
+    slots, parts, spans = (tensor.to("cpu", torch.int64, copy=True) for tensor in integers)
     slots, maps, levels = with_words(layout, slots)
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
@@ -166,6 +169,8 @@ def _read(layout: Layout) -> HostLayout:
         -1 if len(operations) > 1 else int(operations == [MULT]),
         num_rows,
         device_slots=slots.to(device),
+        device_parts=parts.to(device),
+        device_spans=spans.to(device),
         maps=maps,
     )
 

@@ -295,7 +295,7 @@ def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) 
     if out.numel():
         read = batch.contiguous()
         block, columns, warps = bag_tile(rows.width, rows.bits)
-        slots, parts, maps = host.integers(layout)
+        slots, parts, maps = host.integers()
         launch(
             bag_kernel, (cdiv(size, block) * len(slots),),
             *read[:3], rows.stored, rows.ends, out, slots, parts, maps, size, len(slots),
@@ -308,13 +308,13 @@ def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) 
 
 def count_invalid_(batch: IdBatch, count: Tensor, layout: Layout) -> None:
     """``ops.lookup.count_invalid_`` in one launch."""
-    host_layout(layout)  # checks it
+    host = host_layout(layout)
     ids, features = batch.ids.contiguous(), len(layout.spans)
     if ids.numel():
         size = len(ids) if batch.offsets is None else (len(batch.offsets) - 1) // features
         launch(
             count_invalid_kernel, (cdiv(len(ids), 512) * features,),
-            ids, batch.offsets, count, layout.slots, layout.spans, size, 1 if batch.jagged else ids.stride(0), features,
+            ids, batch.offsets, count, host.device_slots, host.device_spans, size, batch.stride, features,
             T=512, JAGGED=batch.jagged,
         )  # fmt: skip
 

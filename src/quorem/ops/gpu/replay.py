@@ -251,7 +251,7 @@ def catch_up_(
             catch_up_kernel, (programs,),
             ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
             state.moments, on_device(constants, stored.device), rows, steps,
-            *host.integers(layout), size, batch.stride, num_rows, history, in_turn, reading,
+            *host.integers(), size, batch.stride, num_rows, history, in_turn, reading,
             seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k,
             N=each, T=block, C=columns, ACC=TYPES[stored.dtype], JAGGED=batch.jagged,
             AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=len(state.moments) > 0, **host.row_flags,

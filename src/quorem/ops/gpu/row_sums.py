@@ -265,7 +265,7 @@ def sum_by_row(
     Yields:
         The sums, whose buffers the next range overwrites; and the range.
     """
-    slots, parts, maps = host.integers(layout)
+    slots, parts, maps = host.integers()
     ids, offsets, sample_weights, mean = batch
     size, (num_slots, k, _), width = grad.shape[0], parts.shape, stored.shape[1]
     reads = rounded_up(ids.shape[0]) if batch.jagged else size

@@ -173,8 +173,8 @@ def update_(
             launch(
                 update_kernel, (sum(programs),),
                 *sums, stored, lr, *averages, last, step, rule_constants, loss_scale, clip_value or 0.0,
-                seed_bits(rounding_seed), layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
-                W=width, K=layout.parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule,
+                seed_bits(rounding_seed), host.device_parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row,
+                *programs, W=width, K=layout.parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule,
                 CLIPPED=clip_value is not None, SCALED=loss_scale is not None, PITCHED=host.flags.pitched,
                 ROUNDED=rounds(stored, rounding_seed), num_warps=8,
             )  # fmt: skip
