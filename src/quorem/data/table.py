@@ -130,8 +130,10 @@ def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iter
         for name in columns.categorical:
             if name in columns.bags:
                 typed.append(category_lists(frame[name], columns.multi_separator, columns.missing))
-            else:
+            elif source.quoted:
                 typed.append(category(frame[name], columns.missing))
+            else:
+                typed.append(pl.col(name))  # without quotes, an empty field is missing already
         if columns.label is not None:
             values = pl.col(columns.label)
             labels = clicks(values, frame.schema[columns.label], columns.positive, columns.missing).alias(LABEL)
