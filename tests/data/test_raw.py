@@ -19,7 +19,7 @@ from quorem.data.table import prepare_table
 
 @pytest.mark.parametrize("name", ["raw.txt", "raw.txt.gz"])
 def test_raw_form_prepares_to_the_same_log(name, tmp_path):
-    log = ClickLog(cardinalities=scaled_cardinalities(1e-4, least=50))
+    log = ClickLog(cardinalities=scaled_cardinalities(1e-4))
     write_raw(log, 5000, tmp_path / name)
     data = prepare_criteo(tmp_path / name, tmp_path / "out")
     draw = log.draw(0, 5000).batch

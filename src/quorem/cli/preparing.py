@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,8 +13,6 @@ from .terminal import command, print_table
 
 if TYPE_CHECKING:  # loads polars
     from ..data.columns import Inferred
-
-RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
 
 
 def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
@@ -30,14 +27,11 @@ def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
 @contextmanager
 def bar(console: Console) -> Iterator[Report]:
     """Show the progress of each stage until the block ends; yields the function to report to."""
-    began: dict[str, float] = {}
     with bars(console) as show:
 
         def report(stage: str, done: float, rows: int) -> None:
-            seconds = monotonic() - began.setdefault(stage, monotonic())
-            counted = rows if stage in ("parse", "draw") else round(done * rows)  # those two do not know the total
-            rate = f", {counted / seconds:,.0f} rows/s" if seconds >= RATE_SECONDS else ""
-            show(stage, done, f"{counted:,} rows{rate}")
+            counted = round(done * rows) if stage in ("number", "write") else rows  # other stages do not know the total
+            show(stage, done, f"{counted:,} rows")
 
         yield report
 

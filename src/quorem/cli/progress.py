@@ -1,11 +1,11 @@
 """Progress of runs, stages and sweeps: bars on a terminal, otherwise a plain line at intervals."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..experiments.sweep import Sweep
 from ..training.config import RunConfig
@@ -18,14 +18,10 @@ Show = Callable[[str, float, str], None]  # name of a run or stage, the share of
 
 
 @contextmanager
-def bars(console: Console, names: Iterable[str] = ()) -> Iterator[Show]:
+def bars(console: Console) -> Iterator[Show]:
     """Show progress until the block ends; yields the function that takes reports.
 
     Without a terminal, each name has a line every ``LINE_SECONDS``, and one when it is finished.
-
-    Args:
-        console: the console to draw on.
-        names: what has a bar from the beginning; others have one from their first report on.
     """
     if not console.is_terminal:
         yield _lines(console)
@@ -34,14 +30,12 @@ def bars(console: Console, names: Iterable[str] = ()) -> Iterator[Show]:
     text = TextColumn("{task.fields[text]}", markup=False)
     columns = (description, BarColumn(14), TaskProgressColumn(), text, TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as progress:
-        tasks = {name: progress.add_task(name, total=None, start=False, text="") for name in names}
+        tasks: dict[str, TaskID] = {}
 
         def move_bar(name: str, done: float, text: str) -> None:
             if name not in tasks:
-                tasks[name] = progress.add_task(name, start=False, text="")
-            if not progress.tasks[tasks[name]].started:
-                progress.start_task(tasks[name])
-            progress.update(tasks[name], total=1.0, completed=done, text=text)
+                tasks[name] = progress.add_task(name, total=1.0, text="")
+            progress.update(tasks[name], completed=done, text=text)
 
         yield move_bar
 
@@ -70,7 +64,7 @@ def _lines(console: Console) -> Show:
 @contextmanager
 def watching(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
     """Show the progress of runs, by their names, until the block ends; yields the function that takes their reports."""
-    with bars(console, names.values()) as show:
+    with bars(console) as show:
 
         def report(status: Status) -> None:
             text = f"step {status.step:,} of {status.steps:,}, {status.rows_per_second:,.0f} rows/s"
@@ -97,6 +91,6 @@ def watching_sweep(console: Console, sweep: Sweep) -> Iterator[Callable[[], None
             show("runs", (done + failed) / len(configs), text)
             surveyed = time.monotonic()
 
-    with bars(console, ["runs"]) as show:
+    with bars(console) as show:
         yield report
         report(0)
