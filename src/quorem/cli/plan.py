@@ -1,7 +1,6 @@
 """``quorem plan``."""
 
 import runpy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,8 +12,6 @@ from .options import Overwrite
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ..planner import Plan
 
 commands = typer.Typer()
 
@@ -40,10 +37,6 @@ def plan(
         Literal["auto", "float32", "bfloat16", "log8"],
         typer.Option(help="Dtype of Adagrad's state for rows; auto: log8, one byte, if bfloat16 rows are too few."),
     ] = "auto",
-    world_size: Annotated[
-        int | None, typer.Option(min=1, help="Also print what full tables and the plan cost on so many GPUs.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a GPU in a step, for --world-size.")] = 8192,
     overwrite: Overwrite = False,
 ) -> None:
     """Choose how each table is stored so that all of them fit a budget; say what each gets and why."""
@@ -70,37 +63,10 @@ def plan(
         make = partial(planning.search, say=typer.echo) if search else planning.plan
         planned = make(prepared, budget, dim, optimizer=state, dtypes=dtypes, state_dtype=state_dtype)
     typer.echo(str(planned))
-    if world_size is not None:
-        _print_costs(planned, world_size, batch_size, optimizer)
     if out is not None:
         write(out, planned.to_json() + "\n")
         if target.suffix != ".py":
             typer.echo(f"Next: {command('train', '--data', target, '--plan', out, '--out', 'RUN')}")
-
-
-def _print_costs(planned: "Plan", world_size: int, batch_size: int, optimizer: Optimizer) -> None:
-    """Print memory, sent bytes and step time of one of many GPUs, for full tables and for the plan."""
-    from ..integrations.scale import estimate
-    from ..modules.collection import Table
-    from ..planner.budget import show_bytes
-    from .terminal import print_table, terminal
-
-    full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
-    rows = []
-    for name, tables in {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}.items():
-        cost = estimate(tables, world_size, batch_size=batch_size, optimizer=optimizer)
-        row = {
-            "tables": name,
-            "memory": show_bytes(round(cost.memory)) + ("" if cost.fits else ", does not fit"),
-            "all-to-all": show_bytes(round(cost.id_bytes + cost.vector_bytes)),
-            "gradients summed": show_bytes(round(cost.reduce_bytes)),
-            "replicated": f"{sum(traffic.replicated for traffic in cost.tables)} of {len(cost.tables)}",
-            "step, estimated": f"{cost.seconds * 1e3:.3g} ms",
-        }
-        rows.append(row)
-    typer.echo(f"On {world_size} GPUs with {batch_size:,} samples each and {optimizer}, of one GPU in a step:")
-    print_table(terminal(), rows)
-    typer.echo(f"A table is worth replicating with up to {batch_size // 2:,} rows, half as many as a GPU has samples.")
 
 
 def model_in(path: Path) -> "nn.Module":
