@@ -10,7 +10,6 @@ another language. Decimal fractions as categories should come as text: languages
 
 import json
 import math
-import zlib
 
 import numpy as np
 
@@ -94,8 +93,6 @@ def text_of(rules, value):
 def id_of(rules, column, text, unknown):
     if text is None or text in rules["missing"]:
         return rules["missing_id"]
-    if rules["ids"] == "hash":
-        return 1 + zlib.crc32(text.encode()) % rules["buckets"]
     if rules["ids"] == "raw":
         return signed(xxh64(text.encode()))
     if rules["ids"] == "none":  # made-up data, whose values are the ids

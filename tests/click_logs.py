@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def line(label="0", integers=("1",) * 13, tokens=("0000000a",) * 26) -> str:
 
 
 def random_lines(count: int, seed: int = 0, token=lambda rng: f"{rng.randrange(40):08x}") -> list[str]:
-    """Lines with missing labels, integers and tokens, negative integers, and tokens that appear late or once."""
+    """Lines with missing integers and tokens, negative integers, and tokens that appear late or once."""
     rng = random.Random(seed)
 
     def integer() -> str:
@@ -32,7 +31,7 @@ def random_lines(count: int, seed: int = 0, token=lambda rng: f"{rng.randrange(4
     lines = []
     for _ in range(count):
         tokens = ["" if rng.random() < 0.1 else token(rng) for _ in range(26)]
-        lines.append(line(rng.choice(["0", "1", "0", ""]), [integer() for _ in range(13)], tokens))
+        lines.append(line(rng.choice(["0", "1", "0", "false"]), [integer() for _ in range(13)], tokens))
     return lines
 
 
@@ -41,27 +40,22 @@ def oracle(lines: list[str], config: PrepareConfig) -> dict:
     rows = [text.split("\t") for text in lines]
     last_day = len(rows) // config.days  # where it does not divide, earlier days have the rows left over
     train = len(rows) - last_day
-    labels = [int(row[0] or 0) for row in rows]
+    labels = [int(row[0] == "1") for row in rows]
     dense = [[math.log(max(int(x or 0), 0) + 1) for x in row[1:14]] for row in rows]
     ids, counts, vocabularies = [], [], []
     for k in range(14, 40):
         column = [row[k] for row in rows]
-        if config.ids == "hash":
-            encoded = [1 + zlib.crc32(t.encode()) % config.buckets if t else 0 for t in column]
-            size, vocabulary = 1 + config.buckets, None
-        else:
-            known = dict.fromkeys(t for t in (column if config.vocabulary == "all" else column[:train]) if t)
-            if config.ids == "frequency":
-                frequency = Counter(column[:train])
-                known = dict.fromkeys(sorted(known, key=lambda t: -frequency[t]))
-            special = [None] if config.vocabulary == "all" else [None, None]
-            vocabulary = [*special, *known]
-            place = {t: i for i, t in enumerate(vocabulary) if t is not None}
-            encoded = [place.get(t, 1) if t else 0 for t in column]
-            size = len(vocabulary)
+        known = dict.fromkeys(t for t in (column if config.vocabulary == "all" else column[:train]) if t)
+        if config.ids == "frequency":
+            frequency = Counter(column[:train])
+            known = dict.fromkeys(sorted(known, key=lambda t: -frequency[t]))
+        special = [None] if config.vocabulary == "all" else [None, None]
+        vocabulary = [*special, *known]
+        place = {t: i for i, t in enumerate(vocabulary) if t is not None}
+        encoded = [place.get(t, 1) if t else 0 for t in column]
         ids.append(encoded)
         seen = Counter(encoded[:train])
-        counts.append([seen[i] for i in range(size)])
+        counts.append([seen[i] for i in range(len(vocabulary))])
         vocabularies.append(vocabulary)
     middle = train + (last_day + 1) // 2
     return {
@@ -87,8 +81,7 @@ def assert_prepared(prepared, lines: list[str]) -> None:
     assert prepared.cardinalities == [len(c) for c in expected["counts"]]
     for name, counts, vocabulary in zip(prepared.names, expected["counts"], expected["vocabularies"], strict=True):
         assert prepared.frequencies(name).tolist() == counts
-        if vocabulary is not None:
-            assert prepared.vocabulary(name) == vocabulary
+        assert prepared.vocabulary(name) == vocabulary
 
 
 def folder_bytes(path: Path) -> dict[str, bytes]:

@@ -76,7 +76,7 @@ def test_every_argument_is_explained(name: str) -> None:
         (quorem.models.build, "preset", ("text", "table1")),
         (RunConfig, "optimizer", ("sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw")),
         (RunConfig, "precision", ("float32", "tf32", "bfloat16")),
-        (PrepareConfig, "ids", ("appearance", "frequency", "hash", "raw")),
+        (PrepareConfig, "ids", ("appearance", "frequency", "raw")),
     ],
 )
 def test_editors_complete_the_choices(owner: Any, option: str, choices: tuple[Any, ...]) -> None:

@@ -142,7 +142,7 @@ def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
     log, data, file = tmp_path / "raw.txt", tmp_path / "data", tmp_path / "plan.json"
     assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
     assert invoke("prepare", "criteo", log, data, "--ids", "appearance")[0] == 0
-    code, output = invoke("plan", data, "--budget", "30kB", "--dim", 4, "--out", file)
+    code, output = invoke("plan", data, "--budget", "24kB", "--dim", 4, "--out", file)
     assert code == 0 and "lists its hot and cold ids" in output
     planned, prepared = Plan.from_json(file.read_text()), Prepared(data)
     config = RunConfig(data=data_identity(prepared), embedding_dim=4, **options_of(planned))

@@ -8,7 +8,7 @@ from click_logs import folder_bytes
 from runs_of_training import small_log, small_run
 
 from quorem.data import checksums
-from quorem.data.checksums import BlockChecksums, CheckedArray, of_bytes
+from quorem.data.checksums import CheckedArray, block_checksums
 from quorem.data.folder import Folder
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
@@ -25,23 +25,10 @@ def bags(tmp_path):
                          multi=["tags"])  # fmt: skip
 
 
-def test_blocks_are_the_same_in_whatever_pieces_they_come(monkeypatch):
-    monkeypatch.setattr(checksums, "BLOCK_BYTES", 10)
-    data = bytes(range(35))
-    whole = of_bytes(memoryview(data))
-    assert len(whole) == 4 * 8
-    for size in (1, 3, 10, 34, 35):
-        pieces = BlockChecksums()
-        for start in range(0, 35, size):
-            pieces.update(memoryview(data)[start : start + size])
-        assert pieces.text() == whole
-    assert of_bytes(memoryview(b"")) == ""
-
-
 def test_a_block_is_checked_once_when_its_rows_are_first_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(checksums, "BLOCK_BYTES", 16)
     array = np.arange(30, dtype=np.int32).reshape(10, 3)
-    checked = CheckedArray(tmp_path / "a.npy", array, of_bytes(array.data.cast("B")))
+    checked = CheckedArray(tmp_path / "a.npy", array, block_checksums(array.data.cast("B")))
     array[5, 0] = 99  # bytes 60 to 63, the last of block 3
     checked.check(0, 4)
     checked.check(6, 10)
@@ -121,7 +108,7 @@ def test_a_label_or_an_id_out_of_range_is_refused(tmp_path, file, message):
     array.flat[5] = 255 if file == "labels.npy" else 10**6
     np.save(log.path / file, array)
     meta = files.read_json(log.path / "meta.json")
-    meta["checksums"][file] = of_bytes(array.data.cast("B"))  # as if it had been written so
+    meta["checksums"][file] = block_checksums(array.data.cast("B"))  # as if it had been written so
     files.write_json(log.path / "meta.json", meta)
     damaged = Prepared(log.path)
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,6 @@
 """``prepare_criteo`` against a line-by-line oracle, on every oddity a file can have."""
 
 import gzip
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,6 @@ CONFIGS = {
     "default": PrepareConfig(),
     "appearance": PrepareConfig(ids="appearance"),
     "frequency": PrepareConfig(ids="frequency", days=3),
-    "hash": PrepareConfig(ids="hash", buckets=17),
     "appearance-train": PrepareConfig(ids="appearance", vocabulary="train"),
     "frequency-train": PrepareConfig(ids="frequency", vocabulary="train", days=4),
 }
@@ -37,12 +35,7 @@ def small_groups(monkeypatch):
     monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 50)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_equals_the_oracle(config, tmp_path):
-    assert_prepared(prepared(tmp_path, LINES, config), LINES)
-
-
-@pytest.mark.parametrize("block_bytes", [1000, 5000])
+@pytest.mark.parametrize("block_bytes", [1000, 1 << 24])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_equals_the_oracle_in_blocks_and_groups(config, block_bytes, tmp_path, small_groups):
     assert_prepared(prepared(tmp_path, LINES, config, block_bytes=block_bytes), LINES)
@@ -81,19 +74,17 @@ def test_accepted_forms(data, block_bytes, tmp_path):
     assert_prepared(prepared(tmp_path, data, block_bytes=block_bytes), LINES)
 
 
+LABEL_RULE = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
 FIELDS = "fields where 40 are expected"
 MALFORMED = {
     "too few fields": ("\t".join(line().split("\t")[:-1]), f"39 {FIELDS}"),
     "too many fields": (line() + "\t", f"41 {FIELDS}"),
     "empty line": ("", "1 field where 40 are expected"),
-    "label is text": (line(label="x"), "label ('x') must be an integer"),
-    "label is 2": (line(label="2"), "label (2) must be 0 or 1"),
-    "label is negative": (line(label="-1"), "label (-1) must be 0 or 1"),
-    "label is a fraction": (line(label="0.5"), "label ('0.5') must be an integer"),
-    "integer is a fraction": (line(integers=["1.0"] + ["1"] * 12), "I1 ('1.0') must be an integer"),
-    "integer is text": (line(integers=["1"] * 12 + ["abc"]), "I13 ('abc') must be an integer"),
-    "integer is too large": (line(integers=["9" * 30] + ["1"] * 12), f"I1 ('{'9' * 30}') must be an integer"),
-    "integer is long": (line(integers=["9" * 90] + ["1"] * 12), f"I1 ('{'9' * 36}...) must be an integer"),
+    "label is text": (line(label="x"), f"label ('x') {LABEL_RULE}"),
+    "label is 2": (line(label="2"), f"label ('2') {LABEL_RULE}"),
+    "label is missing": (line(label=""), "label is missing"),
+    "number is text": (line(integers=["1"] * 12 + ["abc"]), "I13 ('abc') must be a number"),
+    "number is long": (line(integers=["x" * 90] + ["1"] * 12), f"I1 ('{'x' * 36}...) must be a number"),
     "carriage return": (line(tokens=["0000\r00a"] * 26), "a carriage return inside a line"),
     "NUL byte": (line(tokens=["0000\x000a"] * 26), "a NUL byte"),
     "not UTF-8": (line(tokens=["\udcff0000"] * 26), "not UTF-8"),
@@ -130,8 +121,8 @@ def test_run_stops_past_the_limit_of_malformed_lines(tmp_path):
     message = (
         r"raw.txt has 4 malformed lines so far, more than the 3 that may be left out"
         r" \(max_malformed=, --max-malformed\): line 2: 2 fields where 40 are expected;"
-        r" line 3: label \(7\) must be 0 or 1;"
-        r" line 4: .*; line 5: label \(7\)"
+        r" line 3: label \('7'\) must be 0 or 1, .*;"
+        r" line 4: .*; line 5: label \('7'\)"
     )
     with pytest.raises(ValueError, match=message):
         prepared(tmp_path, lines, PrepareConfig(max_malformed=3))
@@ -168,10 +159,6 @@ def test_missing_file_is_named(tmp_path):
     [
         ({"ids": "name"}, r"ids \('name'\) must be"),
         ({"vocabulary": "test"}, r"vocabulary \('test'\) must be"),
-        ({"ids": "hash"}, r"buckets \(None\) must be given with ids='hash'"),
-        ({"buckets": 10}, r"buckets \(10\) must be given with ids='hash'"),
-        ({"ids": "hash", "buckets": 0}, r"buckets \(0\) must be in"),
-        ({"ids": "hash", "buckets": 5, "vocabulary": "train"}, r"vocabulary \('train'\) must be 'all'"),
         ({"days": 1}, r"days \(1\) must be in \[2, 100000\]"),
         ({"days": 2**70}, r"days \(\d+\) must be in \[2, 100000\]"),
         ({"max_malformed": -1}, r"max_malformed \(-1\) must be at least 0"),
@@ -208,10 +195,10 @@ def test_kaggle_split():
     assert sum(shape.CARDINALITIES) == 33_762_591
 
 
-@pytest.mark.parametrize(("scale", "least", "match"), [(0, 100, "scale"), (2, 100, "scale"), (0.5, 0, "least")])
-def test_scaled_cardinalities_checks(scale, least, match):
-    with pytest.raises(ValueError, match=match):
-        shape.scaled_cardinalities(scale, least)
+@pytest.mark.parametrize("scale", [0, 2])
+def test_scaled_cardinalities_checks(scale):
+    with pytest.raises(ValueError, match=rf"scale \({scale}\) must be in \(0, 1\]"):
+        shape.scaled_cardinalities(scale)
 
 
 needs_sample = pytest.mark.skipif(
@@ -272,17 +259,3 @@ def test_a_file_of_line_ends_takes_little_memory(packed, tmp_path):
     error, megabytes = run.stdout.splitlines()
     assert re.search(r"raw has 11 malformed lines so far.*line 1: 1 field where 40 are expected", error)
     assert int(megabytes) < 1500
-
-
-def test_a_pipe_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "raw")
-    with pytest.raises(ValueError, match="raw is a pipe and must be a file"):
-        prepare_criteo(tmp_path / "raw", tmp_path / "out")
-
-
-def test_the_papers_transform_says_what_it_clipped(tmp_path):
-    lines = [line(integers=["-1", "-3", "0", "2", *[""] * 9]), line(integers=["5", "-2", *["1"] * 11])]
-    (tmp_path / "raw").write_text("".join(text + "\n" for text in lines))
-    result = prepare_criteo(tmp_path / "raw", tmp_path / "out")
-    assert result.meta["clipped"] == {"I1": 1, "I2": 2}
-    assert result.meta["transforms"] == {f"I{k}": "log" for k in range(1, 14)}

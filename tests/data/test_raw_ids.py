@@ -76,10 +76,9 @@ def test_ids_are_the_hashes_of_the_tokens_and_are_counted(folder: Path, monkeypa
 
 
 def test_rows_in_the_order_of_their_times(folder: Path) -> None:
-    config = PrepareConfig(ids="raw", id_bits=62)
+    config = PrepareConfig(ids="raw")
     data = prepare_table(folder / "log.parquet", folder / "sorted", **COLUMNS, time="when", config=config)
     assert data.all.ids[:, 0].tolist() == hashed(table().sort("when")["user"].to_list())
-    assert data.cardinalities[0] == 2**62
 
 
 @pytest.mark.parametrize("hot", [0, 10])
@@ -117,8 +116,8 @@ def test_schemes_for_a_vocabulary_are_refused(folder: Path, tmp_path: Path) -> N
 
 def test_the_commands(folder: Path, tmp_path: Path) -> None:
     names = [str(folder / "log.parquet"), str(tmp_path / "log"), "--label", "click", "--categorical", "user,item"]
-    done = CliRunner().invoke(app, ["prepare", "table", *names, "--ids", "raw", "--id-bits", "48"])
-    assert done.exit_code == 0 and "in a space of 281,474,976,710,656 raw ids" in done.output, done.output
+    done = CliRunner().invoke(app, ["prepare", "table", *names, "--ids", "raw"])
+    assert done.exit_code == 0 and "in a space of 1,099,511,627,776 raw ids" in done.output, done.output
     done = CliRunner().invoke(app, ["inspect", str(tmp_path / "log"), "--verify"])
     assert done.exit_code == 0 and "every checksum is right" in done.output
     done = CliRunner().invoke(
@@ -128,10 +127,6 @@ def test_the_commands(folder: Path, tmp_path: Path) -> None:
 
 
 def test_options_that_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match=r"id_bits \(31\) must be in \[32, 62\], and given with ids='raw' only"):
-        PrepareConfig(ids="raw", id_bits=31)
-    with pytest.raises(ValueError, match=r"id_bits \(40\) must be"):
-        PrepareConfig(id_bits=40)
     with pytest.raises(ValueError, match=r"vocabulary \('train'\) must be 'all' with ids='raw'"):
         PrepareConfig(ids="raw", vocabulary="train")
 

@@ -9,7 +9,7 @@ import torch
 
 from quorem.data.raw import write_raw
 from quorem.data.shape import CARDINALITIES
-from quorem.data.synthetic import ClickLog, _calibration, _hash, _normals, synthesize
+from quorem.data.synthetic import DEVIATIONS, ClickLog, _calibration, _hash, _normals, synthesize
 
 ROWS = 60_000
 SMALL = ClickLog(cardinalities=(400, 300, 50, 3, 2000, 1000, 7, 120))
@@ -35,7 +35,7 @@ def effects(log):
 def test_ids_are_zipf_distributed(feature, drawn):
     n, ids = SMALL.cardinalities[feature], drawn.batch.ids[:, feature].numpy()
     k = np.arange(1, n)
-    share = round(SMALL.missing * 2048) / 2048
+    share = round(0.05 * 2048) / 2048
     expected = np.concatenate([[share], (1 - share) * np.log((k + 1) / k) / np.log(n)])
     assert expected.sum() == pytest.approx(1)
     frequency = np.bincount(ids, minlength=n) / ROWS
@@ -97,26 +97,23 @@ def test_effects_of_categories_are_distinct_and_independent():
         assert abs(torch.corrcoef(torch.stack([main_effect, other]))[0, 1]) < 5 / n**0.5
 
 
-def test_log_odds_are_the_stated_sum(drawn):
+def test_log_odds_are_the_stated_sum_of_parts_with_the_stated_deviations(drawn):
     """Recomputed row by row from tables of effects."""
     scales = _calibration(SMALL)
     tables = list(effects(SMALL))
-    ids = drawn.batch.ids[:500].long()
+    ids = drawn.batch.ids.long()
     main_effect = torch.stack([tables[f][0][ids[:, f]] for f in range(8)])
     factor = torch.stack([tables[f][1][ids[:, f]] for f in range(8)])
     pairs = sum(factor[f] * factor[f - 1] for f in range(8))
     weight = _hash(torch.arange(13), SMALL.seed + (2 << 32)) >> 58
-    dense = (drawn.batch.dense[:500].double() * (1 << 20)) @ weight.double()
-    parts = [main_effect.sum(0).double(), pairs.double(), dense]
-    log_odds = scales.bias + sum(s * part for s, part in zip(scales.effects, parts, strict=True))
-    torch.testing.assert_close(torch.logit(drawn.probability[:500]), log_odds, rtol=0, atol=1e-4)  # dense is float32
-
-
-def test_deviations_are_those_asked_for(drawn):
-    for name, asked in (("categories", 0.8), ("pairs", 0.6), ("dense", 0.3)):
-        others = dict.fromkeys({"categories", "pairs", "dense"} - {name}, 0.0)
-        draw = ClickLog(cardinalities=SMALL.cardinalities, **{name: asked}, **others).draw(0, ROWS)
-        assert torch.logit(draw.probability).std().item() == pytest.approx(asked, rel=0.05)
+    dense = (drawn.batch.dense.double() * (1 << 20)) @ weight.double()
+    parts = [
+        s * part for s, part in zip(scales.effects, [main_effect.sum(0).double(), pairs.double(), dense], strict=True)
+    ]
+    torch.testing.assert_close(
+        torch.logit(drawn.probability), scales.bias + sum(parts), rtol=0, atol=1e-4
+    )  # dense is float32
+    assert [part.std().item() for part in parts] == pytest.approx(DEVIATIONS, rel=0.05)
 
 
 @pytest.mark.parametrize("collisions", [4, 16])
@@ -167,8 +164,8 @@ def test_synthesize_writes_prepared_data_with_its_best_loss(tmp_path):
 
 def test_all_real_cardinalities_are_reached():
     assert ClickLog().cardinalities == CARDINALITIES
-    ids = ClickLog(missing=0).draw(0, ROWS).batch.ids
-    assert (ids >= 1).all()
+    ids = ClickLog().draw(0, ROWS).batch.ids
+    assert (ids >= 0).all()
     assert (ids < torch.tensor(CARDINALITIES)).all()
     assert (ids.max(0).values > torch.tensor(CARDINALITIES).double() * 0.99 - 1).all()
 
@@ -181,8 +178,6 @@ def test_all_real_cardinalities_are_reached():
         ({"cardinalities": (2**31,)}, "cardinalities"),
         ({"num_dense": -1}, r"num_dense \(-1\) must be at least 0"),
         ({"click_rate": 0.0}, r"click_rate \(0.0\) must be in \(0, 1\)"),
-        ({"missing": 1.0}, r"missing \(1.0\) must be in \[0, 1\)"),
-        ({"pairs": -0.5}, r"pairs \(-0.5\) must be at least 0"),
         ({"seed": -1}, r"seed \(-1\) must be in"),
     ],
 )

@@ -30,7 +30,6 @@ from matplotlib.image import imread
 from runs_of_training import small_log, small_run
 
 from quorem.data.criteo import prepare_criteo
-from quorem.data.folder import replaced
 from quorem.data.prepared import Prepared
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
@@ -144,7 +143,8 @@ def preparing(folder: Path) -> Job:
         prepare_criteo(folder / f"raw{number % 2}", out, overwrite=True, block_bytes=20_000)
 
     def look(number: int, ended: bool) -> list[str]:
-        where = out if out.exists() or not replaced(out).exists() else replaced(out)
+        replaced = out.with_name(out.name + ".replaced")
+        where = out if out.exists() or not replaced.exists() else replaced
         try:
             data = Prepared(where)
             data.verify()

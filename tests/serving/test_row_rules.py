@@ -113,10 +113,9 @@ def assert_same_inputs(run: Path, file: Path, unknown: str = "error") -> None:
     [
         (PrepareConfig(vocabulary="train"), "error"),
         (PrepareConfig(transform="log"), "missing"),
-        (PrepareConfig(ids="hash", buckets=50, transform="none"), "error"),
-        (PrepareConfig(ids="raw"), "error"),
+        (PrepareConfig(ids="raw", transform="none"), "error"),
     ],
-    ids=["train", "all", "hash", "raw"],
+    ids=["train", "all", "raw"],
 )
 def test_plain_python_makes_the_inputs_of_predict(
     config: PrepareConfig, unknown: str, bags: bool, tmp_path: Path

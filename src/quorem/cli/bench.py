@@ -49,8 +49,6 @@ def bench(
     from ..experiments.bench import grid, report, run
 
     where = torch.device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
     schemes = [grid.SCHEME_OPTIONS[name] for name in scheme or ()]
     axes = {"mode": mode, "provider": provider, "scheme": schemes, "ids": ids, "batch": batch, "dim": dim}
     named = {axis: tuple(values) for axis, values in axes.items() if values}

@@ -18,14 +18,11 @@ prepare = typer.Typer(
 commands.add_typer(prepare, name="prepare")
 
 Ids = Annotated[
-    Literal["frequency", "appearance", "hash", "raw"],
+    Literal["frequency", "appearance", "raw"],
     typer.Option(
-        help="By falling frequency in training, by first appearance, hashed; or raw, 64-bit hashes of the tokens,"
-        " without a vocabulary."
+        help="By falling frequency in training, by first appearance; or raw, 64-bit hashes without a vocabulary."
     ),
 ]
-IdBits = Annotated[int | None, typer.Option(min=32, max=62, help="With --ids raw: tables of 2^this ids; default 40.")]
-Buckets = Annotated[int | None, typer.Option(min=1, help="Hashed ids of each feature, with --ids hash.")]
 Vocabulary = Annotated[
     Literal["all", "train"], typer.Option(help="Tokens of all days, or of the training days and one for unknown ones.")
 ]
@@ -37,23 +34,17 @@ def prepare_criteo(
     raw: Annotated[Path, typer.Argument(help="The Kaggle train.txt, plain or gzip.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     ids: Ids = "frequency",
-    buckets: Buckets = None,
-    id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
     days: Days = 7,
     max_malformed: MaxMalformed = 10,
     overwrite: Overwrite = False,
 ) -> None:
     """The Criteo Kaggle display advertising file."""
-    from . import preparing
-
-    preparing.need_polars()
     from ..data.config import PrepareConfig
     from ..data.criteo import prepare_criteo
+    from . import preparing
 
-    config = PrepareConfig(
-        ids=ids, buckets=buckets, id_bits=id_bits, vocabulary=vocabulary, days=days, max_malformed=max_malformed
-    )
+    config = PrepareConfig(ids=ids, vocabulary=vocabulary, days=days, max_malformed=max_malformed)
     console = terminal()
     with preparing.bar(console) as report:
         prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
@@ -98,29 +89,23 @@ def prepare_table(
         typer.Option(help="signed_log (the default), log or none for numbers; or COLUMN=TRANSFORM; repeatable."),
     ] = None,
     ids: Ids = "frequency",
-    buckets: Buckets = None,
-    id_bits: IdBits = None,
     vocabulary: Vocabulary = "all",
     days: Days = 7,
     max_malformed: MaxMalformed = 10,
     overwrite: Overwrite = False,
 ) -> None:
     """Any CSV or Parquet file. Without --dense and --categorical, columns are taken for what they look like."""
-    from . import preparing
-
-    preparing.need_polars()
     from ..data.columns import Columns, choose_columns
     from ..data.config import PrepareConfig
     from ..data.source import open_source
     from ..data.table import prepare_columns
     from ..data.values import MISSING
+    from . import preparing
 
     kinds: list[tuple[str, str, Any]] = [name.rpartition("=") for name in _names(transform)]
     whole = [kind for column, _, kind in kinds if not column]
     config = PrepareConfig(
         ids=ids,
-        buckets=buckets,
-        id_bits=id_bits,
         vocabulary=vocabulary,
         days=days,
         max_malformed=max_malformed,
@@ -139,8 +124,7 @@ def prepare_table(
         preparing.show_inferred(chosen.inferred, console)
     elif chosen.left_out:
         names = ", ".join(chosen.left_out[:10]) + ", ..." * (len(chosen.left_out) > 10)
-        text = f"left out, since no option names them (--infer takes them too): {names}"
-        console.print(text, soft_wrap=True)
+        console.print(f"left out, since no option names them (--infer takes them too): {names}", soft_wrap=True)
     with preparing.bar(console) as report:
         prepared = prepare_columns(source, out, chosen.columns, config, overwrite=overwrite, progress=report)
     preparing.show(prepared, console)
@@ -164,16 +148,16 @@ def synthesize(
 ) -> None:
     """Make up a click log of Criteo's shape with a planted signal."""
     from ..data.shape import scaled_cardinalities
-    from ..data.synthetic import ClickLog, is_csv, synthesize
+    from ..data.synthetic import ClickLog, synthesize
     from . import preparing
 
-    if out.suffix in TEXT_SUFFIXES and not (raw or is_csv(out)):
+    is_text = raw or out.name.endswith((".csv", ".csv.gz"))
+    if out.suffix in TEXT_SUFFIXES and not is_text:
         raise ValueError(f"out ({out}) must be a folder or a .csv file: --raw writes text of Criteo's form")
     log = ClickLog(cardinalities=scaled_cardinalities(scale), click_rate=click_rate, seed=seed)
     console = terminal()
     with preparing.bar(console) as report:
-        if raw or is_csv(out):
-            preparing.need_polars()
+        if is_text:
             from ..data.raw import write_raw
 
             write_raw(log, rows, out, overwrite=overwrite, progress=report)

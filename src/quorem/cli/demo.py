@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .options import Device
-from .terminal import command, terminal
+from .terminal import command, print_table, terminal
 
 commands = typer.Typer()
 
@@ -24,9 +24,6 @@ def demo(
     """Train DLRM with full, hashed, composed and planned tables; print what each costs and write a page about it."""
     import tempfile
 
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from ..data.prepared import Prepared
     from ..experiments import demo, words
     from ..experiments.report import page  # before training, so that a missing library is reported at once
@@ -43,19 +40,18 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="quorem-demo-") as folder, watching(console, dict(configs)) as report:
         figure = demo.train_all(configs, prepared, Path(folder), device=device, report=report)
     full = figure.points[0]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("tables", "size", "times smaller", "log loss", "against full", "AUC"):
-        table.add_column(column, justify="left" if column == "tables" else "right")
-    for point in figure.points:
-        table.add_row(
-            point.series,
-            words.size(point.embedding_bytes),
-            "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
-            f"{words.or_nan(point.test_mean):.4f}",
-            "" if point is full else f"{demo.change(point, full):+.1%}",
-            f"{words.or_nan(point.auc_mean):.4f}",
-        )
-    console.print(table)
+    rows_of_table = [
+        {
+            "tables": point.series,
+            "size": words.size(point.embedding_bytes),
+            "times smaller": "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
+            "log loss": f"{words.or_nan(point.test_mean):.4f}",
+            "against full": "" if point is full else f"{demo.change(point, full):+.1%}",
+            "AUC": f"{words.or_nan(point.auc_mean):.4f}",
+        }
+        for point in figure.points
+    ]
+    print_table(console, rows_of_table)
     note = "Log loss (less is better) and AUC (more is) are those of the test rows, one trial each."
     if (best := prepared.meta.get("true_log_loss", {}).get("test")) is not None:
         note += f" The hidden model that drew the clicks has a log loss of {best:.4f}."

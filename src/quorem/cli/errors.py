@@ -24,7 +24,9 @@ def plain_errors() -> Iterator[None]:
         typer.echo(f"quorem: {error if error.filename is None else f'{error.filename} does not exist'}", err=True)
         raise typer.Exit(1) from error
     except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
-        typer.echo(f"quorem: {error}", err=True)
+        needs_polars = isinstance(error, ModuleNotFoundError) and error.name == "polars"
+        message = 'files of data need polars: pip install "quorem[data]"' if needs_polars else error
+        typer.echo(f"quorem: {message}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
         typer.echo(f"quorem: {stop if stop.args else 'interrupted'}", err=True)

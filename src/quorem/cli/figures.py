@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .options import Device, command_line, integers
-from .terminal import command, terminal
+from .terminal import command, print_table, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,26 +125,23 @@ def report(
 
 def _print_runs(figure: "Figure") -> None:
     """Print a line for each setting on one data: its runs, scheme, epochs, metrics on the test rows, bytes and time."""
-    from rich.table import Table
-
     from ..experiments import words
 
     terminal().print(f"Runs on {figure.made.data.name}, best test log loss first:", soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "network", "scheme", "epochs", "log loss", "AUC", "tables", "time"):
-        table.add_column(name, justify="left" if name in ("run", "network", "scheme") else "right", overflow="fold")
-    for point in sorted(figure.points, key=lambda point: words.or_nan(point.test_mean)):
-        table.add_row(
-            ", ".join(point.runs),
-            words.network(point.network),
-            words.scheme(point.config),
-            str(point.config["epochs"]),
-            words.mean_text(point.test_mean, point.test_sd, point.trials),
-            words.loss(point.auc_mean),
-            words.size(point.embedding_bytes),
-            f"{point.seconds:,.1f} s",
-        )
-    terminal().print(table)
+    rows = [
+        {
+            "run": ", ".join(point.runs),
+            "network": words.network(point.network),
+            "scheme": words.scheme(point.config),
+            "epochs": str(point.config["epochs"]),
+            "log loss": words.mean_text(point.test_mean, point.test_sd, point.trials),
+            "AUC": words.loss(point.auc_mean),
+            "tables": words.size(point.embedding_bytes),
+            "time": f"{point.seconds:,.1f} s",
+        }
+        for point in sorted(figure.points, key=lambda point: words.or_nan(point.test_mean))
+    ]
+    print_table(terminal(), rows, "network", "scheme")
 
 
 def _run(plans: "Sequence[FigurePlan]", out: Path, *, device: str, workers: int | None, train_only: bool) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .terminal import terminal
+from .terminal import print_table, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,8 +50,6 @@ SHORT_DTYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat
 
 def _print_model(facts: dict[str, Any], console: "Console") -> None:
     """Print one line for each table, and the totals."""
-    from rich.table import Table
-
     from ..experiments.figures import grouped
     from ..planner.budget import show_bytes
 
@@ -66,14 +64,7 @@ def _print_model(facts: dict[str, Any], console: "Console") -> None:
     console.print("\n".join(lines), soft_wrap=True)
     if not console.is_terminal:
         console.width = LEAST_WIDTH
-    cells = [_cells(each) for each in facts["tables"]]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    names = [name for name in cells[0] if any(row[name] for row in cells)]
-    for name in names:
-        table.add_column(name, justify="left" if name == "table" else "right", no_wrap=name != "table")
-    for row in cells:
-        table.add_row(*(row[name] for name in names))
-    console.print(table)
+    print_table(console, [_cells(each) for each in facts["tables"]])
     for scheme, tables in grouped(facts["tables"], _stored_as).items():
         console.print(f"{scheme}: {', '.join(each['name'] for each in tables)}", soft_wrap=True)
     for pool in facts["pools"]:
@@ -88,7 +79,7 @@ def _stored_as(table: dict[str, Any]) -> str:
 
 
 def _cells(table: dict[str, Any]) -> dict[str, str]:
-    """The cells of a table's line, by column; a column that is empty for all tables is left out."""
+    """The cells of a table's line, by column."""
     from ..planner.budget import show_bytes
 
     traffic = table["traffic"]

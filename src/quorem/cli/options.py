@@ -25,9 +25,20 @@ def _device(name: str) -> str:
     return name
 
 
+def _set_threads(number: int | None) -> int | None:
+    if number is not None:
+        import torch
+
+        torch.set_num_threads(number)
+    return number
+
+
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.", callback=_device)]
 Threads = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Threads of torch on the CPU; by default torch's choice.")
+    int | None,
+    typer.Option(
+        min=1, max=1024, help="Threads of torch on the CPU; by default torch's choice.", callback=_set_threads
+    ),
 ]
 Data = Annotated[Path, typer.Option(help="Prepared data, the folder that quorem prepare wrote.")]
 Days = Annotated[int, typer.Option(min=2, help="Equal parts of the log; all but the last train, the last is halved.")]

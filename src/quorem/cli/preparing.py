@@ -2,42 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from ..data.folder import Progress as Report
 from ..data.prepared import Prepared
 from .progress import bars
-from .terminal import command
+from .terminal import command, print_table
 
 if TYPE_CHECKING:  # loads polars
     from ..data.columns import Inferred
 
-RATE_SECONDS = 0.5  # in a shorter time, the number of rows per second is noise
-
-
-def need_polars() -> None:
-    """Check that polars is installed.
-
-    Raises:
-        ModuleNotFoundError: if it is missing; the message says what to install.
-    """
-    try:
-        import polars  # noqa: F401
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('preparing data needs polars: pip install "quorem[data]"') from None
-
 
 def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
     """Print the inferred kind of each column, and the reason."""
-    table = Table("column", "taken for", "why", box=None, pad_edge=False)
     words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
-    for column in columns:
-        table.add_row(column.name, words[column.kind], column.reason)
-    console.print(table)
+    rows = [{"column": name, "taken for": words[kind], "why": reason} for name, kind, reason in columns]
+    print_table(console, rows, "taken for", "why")
     text = "To take a column for something else, name it in --dense, --categorical, --multi or --drop, and add --infer."
     console.print(text, soft_wrap=True)
 
@@ -45,30 +27,24 @@ def show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
 @contextmanager
 def bar(console: Console) -> Iterator[Report]:
     """Show the progress of each stage until the block ends; yields the function to report to."""
-    began: dict[str, float] = {}
-    with bars(console) as show_bar:
+    with bars(console) as show:
 
         def report(stage: str, done: float, rows: int) -> None:
-            seconds = monotonic() - began.setdefault(stage, monotonic())
-            counted = rows if stage in ("parse", "draw") else round(done * rows)  # those two do not know the total
-            parts = [f"{counted:,} rows"]
-            if seconds >= RATE_SECONDS:
-                parts.append(f"{counted / seconds:,.0f} rows/s")
-            show_bar(stage, done, " ".join(parts), ", ".join([f"{done:.0%}", *parts]))
+            counted = round(done * rows) if stage in ("number", "write") else rows  # other stages do not know the total
+            show(stage, done, f"{counted:,} rows")
 
         yield report
 
 
 def features(prepared: Prepared, console: Console) -> None:
     """Print the categorical features, the largest first: ids, and how the training rows are distributed over them."""
-    table = Table("feature", "ids", "seen in training", "most frequent id, % of values", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name, size in sorted(zip(prepared.names, prepared.cardinalities, strict=True), key=lambda pair: -pair[1]):
         counts = prepared.raw_counts(name)[1] if prepared.has_raw_ids else prepared.frequencies(name)
         most = counts.max(initial=0) / max(counts.sum(), 1)
-        table.add_row(name, f"{size:,}", f"{int((counts > 0).sum()):,}", f"{most:.1%}".rstrip("%"))
-    console.print(table)
+        row = {"feature": name, "ids": f"{size:,}", "seen in training": f"{int((counts > 0).sum()):,}"}
+        rows.append({**row, "most frequent id, % of values": f"{100 * most:.1f}"})
+    print_table(console, rows)
 
 
 def show(prepared: Prepared, console: Console) -> None:
@@ -96,8 +72,6 @@ def summary(prepared: Prepared, console: Console) -> None:
     if malformed["count"]:
         shown = "; ".join(f"{number}: {reason}" for number, reason in malformed["first"])
         lines.append(f"malformed lines left out: {malformed['count']}, the first: {shown}")
-    for name, count in meta.get("clipped", {}).items():
-        lines.append(f"{name}: {count:,} numbers below 0 became 0, by the transform log")
     if (time := meta.get("time")) is not None:
         order = f"not in time order ({time['steps_back']:,} rows are earlier than the row before them), and was sorted"
         lines.append(f"split by {time['column']}: the file is {order if time['steps_back'] else 'in time order'}")

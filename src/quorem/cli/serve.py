@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .options import Threads
-from .terminal import terminal
+from .terminal import print_table, terminal
 
 if TYPE_CHECKING:
     from ..serving.scorer import Scorer
@@ -31,7 +31,7 @@ def evaluate(
     """Print the metrics of a finished run on its data."""
     from ..data.prepared import Prepared
 
-    scorer = _scorer(run, bits, threads)
+    scorer = _scorer(run, bits)
     prepared = Prepared(data if data is not None else scorer.encoding.folder)
     _print_metrics(f"{run}, {split}", scorer.evaluate(prepared, split))
     if split != "train":
@@ -62,12 +62,10 @@ def predict(
     threads: Threads = None,
 ) -> None:
     """Write the probability of a click for every row of a file."""
+    from ..serving.predict import predict
     from . import preparing
 
-    preparing.need_polars()
-    from ..serving.predict import predict
-
-    scorer = _scorer(run, bits, threads, unknown)
+    scorer = _scorer(run, bits, unknown)
     console = terminal(stderr=True)
     try:
         with preparing.bar(console) as progress:
@@ -97,24 +95,17 @@ def predict(
 def _print_metrics(title: str, metrics: "Metrics") -> None:
     from dataclasses import asdict
 
-    from rich.table import Column, Table
-
-    table = Table("metric", Column("value", justify="right"), title=title, title_justify="left")
+    rows = []
     for name, value in asdict(metrics).items():
         text = f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
-        table.add_row(name.replace("_", " ").replace("auc", "AUC"), text)
-    terminal().print(table)
+        rows.append({"metric": name.replace("_", " ").replace("auc", "AUC"), "value": text})
+    terminal().print(title, soft_wrap=True)
+    print_table(terminal(), rows)
 
 
-def _scorer(
-    run: Path, bits: Literal["8", "4"] | None, threads: int | None, unknown: Literal["error", "missing"] = "error"
-) -> "Scorer":
-    """The scorer of a run, its rows stored in so many bits; torch gets so many threads."""
-    import torch
-
+def _scorer(run: Path, bits: Literal["8", "4"] | None, unknown: Literal["error", "missing"] = "error") -> "Scorer":
+    """The scorer of a run, its rows stored in so many bits."""
     from ..serving.scorer import Scorer
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     scorer = Scorer(run, unknown=unknown)
     return scorer if bits is None else scorer.quantize_(8 if bits == "8" else 4)

@@ -1,5 +1,6 @@
 """``quorem train``."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ commands = typer.Typer()
 
 @commands.command(epilog="Example: quorem train --data data/log --out runs/first --budget 2MB")
 def train(
+    context: typer.Context,
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")],
     scheme: Annotated[
@@ -100,35 +102,24 @@ def train(
     planned = {} if plan is None else training.plan_from(plan, prepared, dim)
     if budget is not None:
         planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype, state_dtype)
-    bits_after: Literal[8, 4] | None = planned.get("bits") if bits is None else 8 if bits == "8" else 4
-    config = RunConfig(
-        data=data_identity(prepared),
-        scheme=QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),
-        threshold=threshold,
-        plan=planned.get("plan"),
-        bits=bits_after,
-        row_dtype=row_dtype or planned.get("row_dtype", "float32"),
-        state_dtype=state_dtype or planned.get("state_dtype", "float32"),
-        unknown=unknown,
-        network=models.pinned(network),
-        preset=preset,
-        hidden=None if hidden is None else integers("hidden", hidden),
-        bottom=None if bottom is None else integers("bottom", bottom),
-        embedding_dim=dim,
-        optimizer=optimizer,
-        lr=lr,
-        batch_size=batch_size,
-        epochs=epochs,
-        patience=patience,
-        seed=seed,
-        shuffle=shuffle,
-        precision=precision,
-        validate_every=validate_every,
-        max_rows=rows,
-    )
+    named_alike = {
+        field.name: context.params[field.name] for field in fields(RunConfig) if field.name in context.params
+    }
+    others = {
+        "data": data_identity(prepared),
+        "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),
+        "plan": planned.get("plan"),
+        "bits": planned.get("bits") if bits is None else int(bits),
+        "row_dtype": row_dtype or planned.get("row_dtype", "float32"),
+        "state_dtype": state_dtype or planned.get("state_dtype", "float32"),
+        "network": models.pinned(network),
+        "hidden": None if hidden is None else integers("hidden", hidden),
+        "bottom": None if bottom is None else integers("bottom", bottom),
+        "embedding_dim": dim,
+        "max_rows": rows,
+    }
+    config = RunConfig(**{**named_alike, **others})
     options = Options(checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
-    if threads is not None:
-        torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
     training.run(config, prepared, out, device, options)

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from ..checks import check_choice
 from . import shape
 from .meta import Transform
 
-RAW_BITS = 40  # default of ``id_bits``
-Ids = Literal["appearance", "frequency", "hash", "raw"]
+RAW_IDS = 2**40  # ids of a table of raw ids
+Ids = Literal["appearance", "frequency", "raw"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +21,10 @@ class PrepareConfig:
     Args:
         ids: how tokens are given ids: ``"frequency"`` (by falling frequency in the training days, ties in order of
             first appearance; tokens that occur only in later days come last), ``"appearance"`` (in order of first
-            appearance, as in the public reference code), ``"hash"`` (``1 + crc32(token) % buckets``) or ``"raw"``
-            (``hash_strings`` of each token: 64-bit integers without a vocabulary, for ``Table(raw_ids=True)``).
+            appearance, as in the public reference code) or ``"raw"`` (``hash_strings`` of each token: 64-bit integers
+            without a vocabulary, for ``Table(raw_ids=True)``).
         vocabulary: ``"all"`` has the tokens of all days; ``"train"`` has those of the training days, and all others
             share id 1.
-        buckets: number of hashed ids per feature, with ``ids="hash"``.
-        id_bits: with ``ids="raw"``, tables have ``2 ** id_bits`` ids; 40 if None.
         days: number of equal parts of the log. The last part is halved into validation and test; the others train.
         max_malformed: number of malformed lines that may be left out; with one more, the run stops.
         transform: transform of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
@@ -40,8 +40,6 @@ class PrepareConfig:
 
     ids: Ids = "frequency"
     vocabulary: Literal["all", "train"] = "all"
-    buckets: int | None = None
-    id_bits: int | None = None
     days: int = 7
     max_malformed: int = 10
     transform: Transform | None = None
@@ -51,14 +49,8 @@ class PrepareConfig:
         """Check the options."""
         check_choice("ids", self.ids, Ids)
         check_choice("vocabulary", self.vocabulary, Literal["all", "train"])
-        if (self.ids == "hash") != (self.buckets is not None):
-            raise ValueError(f"buckets ({self.buckets}) must be given with ids='hash', and only then")
-        if self.buckets is not None and not 1 <= self.buckets < 2**31 - 1:
-            raise ValueError(f"buckets ({self.buckets}) must be in [1, 2**31 - 1)")
-        if self.id_bits is not None and (self.ids != "raw" or not 32 <= self.id_bits <= 62):
-            raise ValueError(f"id_bits ({self.id_bits}) must be in [32, 62], and given with ids='raw' only")
-        if self.ids in ("hash", "raw") and self.vocabulary == "train":
-            raise ValueError(f"vocabulary ('train') must be 'all' with ids={self.ids!r}, which knows no unknown token")
+        if self.ids == "raw" and self.vocabulary == "train":
+            raise ValueError("vocabulary ('train') must be 'all' with ids='raw', which knows no unknown token")
         shape.check_days(self.days)
         if self.max_malformed < 0:
             raise ValueError(f"max_malformed ({self.max_malformed}) must be at least 0")
@@ -67,9 +59,9 @@ class PrepareConfig:
             check_choice(f"transform of {name}", kind, Transform)
 
     @property
-    def id_space(self) -> int:
-        """Number of ids that a table of raw ids has."""
-        return int(2 ** (RAW_BITS if self.id_bits is None else self.id_bits))
+    def id_dtype(self) -> type[np.integer[Any]]:
+        """The dtype of ids."""
+        return np.int64 if self.ids == "raw" else np.int32
 
     @property
     def first_token(self) -> int:

@@ -29,46 +29,30 @@ class Dense:
     array([[ 0.  , -1.39],
            [ 0.  ,  0.  ],
            [ 0.69,  0.69]], dtype=float32)
-    >>> dense.clipped
-    {'a': 1}
     """
 
     def __init__(self, names: Sequence[str], transform: str, transforms: Mapping[str, str]) -> None:
         if strangers := sorted(set(transforms) - set(names)):
             raise ValueError(f"transforms ({', '.join(strangers)}) must be of dense columns ({', '.join(names)})")
         self.kinds = {name: transforms.get(name, transform) for name in names}
-        self._untransformed = [name for name, kind in self.kinds.items() if kind == "none"]
-        self.clipped: dict[str, int] = {}  # how many numbers below 0 became 0, by column
 
     def array(self, frame: pl.DataFrame) -> NDArray[np.float32]:
         """The dense features ``[N, F]`` of some rows."""
         if not self.kinds:
             return np.empty((frame.height, 0), np.float32)
-        names = list(self.kinds)
-        values = frame.select(_number(name).fill_null(0).alias(name) for name in names).to_numpy(order="c")
+        values = frame.select(_number(name).fill_null(0).alias(name) for name in self.kinds).to_numpy(order="c")
         kinds = np.array(list(self.kinds.values()))
-        for name, below in zip(names, np.count_nonzero(values < 0, axis=0).tolist(), strict=True):
-            if below and self.kinds[name] == "log":
-                self.clipped[name] = self.clipped.get(name, 0) + below
         for kind in TRANSFORMS:
             values[:, kinds == kind] = transformed(values[:, kinds == kind], kind)
         return values.astype(np.float32)
 
     def checked(self, rows: ParsedRows, malformed: Malformed) -> ParsedRows:
         """The rows whose numbers float32 can represent; the others are added to ``malformed``."""
-        for name in self._untransformed:
-            rows = malformed.filtered(rows, name, f"must be at most {LARGEST:.4g}, as float32", _is_large(name))
+        for name, kind in self.kinds.items():
+            if kind == "none":
+                is_large = _number(name).abs() > LARGEST
+                rows = malformed.filtered(rows, name, f"must be at most {LARGEST:.4g}, as float32", is_large)
         return rows
-
-    def check(self, frame: pl.DataFrame) -> None:
-        """Raise ValueError if float32 cannot represent a number."""
-        for name in self._untransformed:
-            if len(large := frame.filter(_is_large(name))):
-                raise ValueError(f"{name} ({large[name][0]}) must be at most {LARGEST:.4g}, as float32")
-
-
-def _is_large(name: str) -> pl.Expr:
-    return _number(name).abs() > LARGEST
 
 
 def _number(name: str) -> pl.Expr:

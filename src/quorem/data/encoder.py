@@ -6,7 +6,7 @@ it together. A value whose hash is found is also compared with the token, so tha
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -18,13 +18,10 @@ from ..paper.hashing import hash_strings
 from .batches import Bags, Batch
 from .dense import Dense
 from .encoding import Encoding
-from .ids import NULL, crc32, raw_ids
-from .prepared import unescaped
+from .ids import NULL, raw_ids
+from .malformed import Malformed, ParsedRows
+from .prepared import tokens_of
 from .values import category_lists, category_text, check_category
-
-
-class UnknownTokenError(ValueError):
-    """A value is not in the vocabulary, and the data have no id for unknown values."""
 
 
 class Vocabulary:
@@ -36,11 +33,14 @@ class Vocabulary:
     """
 
     def __init__(self, text: Tensor, first: int) -> None:
-        self.first = first
-        self.tokens = _lines(text)
+        data = text.numpy().tobytes()
+        if b"\\" in data or not data:
+            self.tokens = pl.Series(tokens_of(data), dtype=pl.String)
+        else:
+            self.tokens = pl.Series([data]).cast(pl.String).str.strip_suffix("\n").str.split("\n").explode()
         hashes = self.tokens.hash().to_numpy()
-        order = np.argsort(hashes)
-        self.hashes, self.lines = hashes[order], order.astype(np.int32)
+        self.first, self.lines = first, np.argsort(hashes).astype(np.int32)
+        self.hashes = hashes[self.lines]
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -75,11 +75,11 @@ class Encoder:
             tokens of these columns get negative ids: -1 for ``"rest"``, and ``-1 - h`` for ``"hash"``, where h is the
             low 31 bits of ``hash_strings``.
 
-    ``unseen_counts`` has, for each column, how many values so far did not occur in the training rows. Hashed and raw
-    ids do not tell.
+    ``unseen_counts`` has, for each column, how many values so far did not occur in the training rows. Raw ids do not
+    tell.
 
     Raises:
-        ValueError: if ``unknown`` has another value, or a vocabulary has the wrong size.
+        ValueError: if a vocabulary has the wrong size.
     """
 
     def __init__(
@@ -87,11 +87,9 @@ class Encoder:
         encoding: Encoding,
         texts: Mapping[str, Tensor],
         *,
-        unknown: str = "error",
+        unknown: Literal["error", "missing"] = "error",
         policies: Mapping[str, str] | None = None,
     ) -> None:
-        if unknown not in ("error", "missing"):
-            raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
         self.encoding, self.unknown, self.policies = encoding, unknown, dict(policies or {})
         self.dense = Dense(encoding.dense, "none", encoding.transforms)
         self.unseen_counts: dict[str, int] = dict.fromkeys(encoding.categorical, 0)
@@ -112,13 +110,13 @@ class Encoder:
 
         Raises:
             TypeError: if ``rows`` is neither a mapping nor a data frame.
-            ValueError: if a column is missing or has values of the wrong type.
-            UnknownTokenError: if a value is not in the vocabulary, with ``unknown="error"``.
+            ValueError: if a column is missing, has values of the wrong type or, with ``unknown="error"``, a value that
+                is not in the vocabulary.
         """
         columns = [*self.encoding.dense, *self.encoding.categorical]
         frame = _frame(rows, columns)
         frame = frame.with_columns(_numbers(frame[name], self.encoding.missing) for name in self.encoding.dense)
-        self.dense.check(frame)
+        self.dense.checked(ParsedRows(frame, np.arange(1, frame.height + 1), 1.0), Malformed("the batch", 0, "row"))
         dense = self.dense.array(frame)
         single = [name for name in self.encoding.categorical if name not in self.encoding.bags]
         wide = self.encoding.ids == "raw" or (self.encoding.ids == "none" and len(self.policies) > 0)
@@ -145,15 +143,10 @@ class Encoder:
         if self.encoding.ids == "none":
             return self._given_ids(name, values)
         text = pl.select(category_text(pl.lit(values), values.dtype, tuple(self.encoding.missing))).to_series()
-        is_missing = text.is_null().to_numpy()
         if self.encoding.ids == "raw":
-            return np.where(is_missing, NULL, raw_ids(text))
-        if self.encoding.ids == "hash":
-            assert self.encoding.buckets is not None
-            hashed = (1 + crc32(text.fill_null("")) % self.encoding.buckets).astype(np.int32)
-            return np.where(is_missing, np.int32(NULL), hashed)
+            return raw_ids(text)
         ids = self.vocabularies[name].ids(text.fill_null(""), -1)
-        ids[is_missing] = NULL
+        ids[text.is_null().to_numpy()] = NULL
         is_unknown = ids < 0
         num_seen = self.encoding.num_seen[self.encoding.categorical.index(name)]
         self.unseen_counts[name] += int(np.count_nonzero(is_unknown | (ids >= num_seen)))
@@ -191,7 +184,7 @@ class Encoder:
         """How unknown values are treated: ``"rest"``, ``"hash"`` or ``"missing"``; raises if they are errors."""
         policy = self.policies.get(name, self.unknown)
         if policy == "error":
-            raise UnknownTokenError(error)
+            raise ValueError(error)
         return policy
 
 
@@ -227,16 +220,3 @@ def _numbers(values: pl.Series, missing: list[str]) -> pl.Series:
     if not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null)):
         raise ValueError(f"{values.name} is {values.dtype} but must be numeric")
     return values
-
-
-def _lines(text: Tensor) -> pl.Series:
-    """The tokens in the bytes of a vocabulary file."""
-    data = text.numpy().tobytes()
-    if not data:
-        return pl.Series([], dtype=pl.String)
-    lines = pl.Series([data]).cast(pl.String).str.strip_suffix("\n").str.split("\n").explode()
-    if b"\\" in data:
-        escaped = lines.str.contains("\\", literal=True)
-        plain = pl.Series([unescaped(token) for token in lines.filter(escaped)], dtype=pl.String)
-        lines = lines.scatter(escaped.arg_true(), plain)
-    return lines

@@ -24,9 +24,8 @@ KIND = FileKind("quorem-encoding", 1)
 class Encoding:
     """Columns and transforms of prepared data.
 
-    ``ids`` says how tokens were given ids: ``"vocabulary"`` (by their line in the vocabulary), ``"hash"``
-    (``1 + crc32(token) % buckets``) or ``"raw"`` (``hash_strings`` of the token). It is ``"none"`` for synthetic data,
-    whose columns hold the ids themselves.
+    ``ids`` says how tokens were given ids: ``"vocabulary"`` (by their line in the vocabulary) or ``"raw"``
+    (``hash_strings`` of the token). It is ``"none"`` for synthetic data, whose columns hold the ids themselves.
     """
 
     data: str  # identity of the prepared data
@@ -36,8 +35,7 @@ class Encoding:
     bags: list[str]  # the categorical columns with several values per row
     cardinalities: list[int]
     transforms: dict[str, Transform]  # transform of each dense column
-    ids: Literal["vocabulary", "hash", "raw", "none"]
-    buckets: int | None
+    ids: Literal["vocabulary", "raw", "none"]
     first_token: int  # id of the first line of a vocabulary
     unknown: int | None  # id of all tokens that are not in the vocabulary; None if there is no such id
     num_seen: list[int]  # of each vocabulary: ids from this one on do not occur in the training rows
@@ -51,8 +49,6 @@ class Encoding:
         check_columns(self.dense, self.categorical, self.bags, self.cardinalities, self.ids == "raw")
         if sorted(self.transforms) != sorted(self.dense):
             raise ValueError("transforms must be those of the dense columns")
-        if (self.ids == "hash") != (self.buckets is not None and self.buckets >= 1):
-            raise ValueError(f"buckets ({self.buckets}) must be given with ids 'hash', and only then")
         if self.first_token not in (0, 1, 2) or self.unknown not in (None, 0, 1, 2):
             raise ValueError(f"first_token ({self.first_token}) and unknown ({self.unknown}) must be in [0, 2]")
         if len(self.num_seen) != len(self.cardinalities) * (self.ids == "vocabulary"):
@@ -64,8 +60,7 @@ class Encoding:
     def of(cls, prepared: Prepared, data: str) -> "Encoding":
         """The encoding of prepared data with the identity ``data``."""
         meta, config = prepared.meta, prepared.meta["config"]
-        kind: Any = config["ids"] if config.get("ids") in ("hash", "raw") else "vocabulary"
-        kind = "none" if "synthetic" in config else kind
+        kind: Any = "none" if "synthetic" in config else "raw" if prepared.has_raw_ids else "vocabulary"
         first = meta["first_token_id"] or 0
         names = prepared.names if kind == "vocabulary" else []  # whose tokens are ordered by training rows
         return cls(
@@ -78,7 +73,6 @@ class Encoding:
             # The numbers of synthetic data are transformed already.
             transforms=dict(meta.get("transforms", dict.fromkeys(prepared.dense_names, "none"))),
             ids=kind,
-            buckets=config.get("buckets"),
             first_token=first,
             unknown=meta.get("unknown_id"),
             num_seen=[first + int((prepared.frequencies(name)[first:] > 0).sum()) for name in names],
@@ -111,7 +105,8 @@ def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple
     """
     file = TensorFile(path, KIND)
     try:
-        encoding = build(Encoding, file.description)
+        fields = {name: value for name, value in file.description.items() if name != "buckets"}  # of earlier files
+        encoding = build(Encoding, fields)
         names = encoding.categorical if encoding.ids == "vocabulary" else []
         if sorted(file.tensors) != sorted(names):
             raise ValueError("its vocabularies are not those of its columns")

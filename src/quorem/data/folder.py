@@ -17,25 +17,23 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..files import atomic as files
-from .checksums import BlockChecksums, of_bytes
+from .checksums import block_checksums, bytes_of
 from .meta import FORMAT, FORMAT_VERSION, META
 
 LONGEST_NAME = 240  # characters of a file's name without its ending; file systems allow 255 with it
 REORDER_ROWS = 1 << 20  # rows that are copied at a time
-COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # the smallest that holds all counts is used
 
 Progress = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
 
 
 class ArrayFile:
-    """A ``.npy`` file to which rows are appended; it is open only during a write, and ``close`` sets its length."""
+    """A ``.npy`` file to which rows are appended; it is open only during a write."""
 
     def __init__(self, path: Path, dtype: DTypeLike, row: tuple[int, ...] = ()) -> None:
         self.path, self.dtype, self.row = path, np.dtype(dtype), row
         self.rows = 0
-        self.checksums = BlockChecksums()
         self.path.write_bytes(b"")
-        self.close()
+        self.append(np.empty((0, *row)))
 
     def append(self, rows: NDArray[Any]) -> None:
         """Add rows at the end.
@@ -45,17 +43,12 @@ class ArrayFile:
         """
         if rows.shape[1:] != self.row:
             raise ValueError(f"rows of {self.path.name} have shape {rows.shape[1:]} but must have {self.row}")
-        data = np.ascontiguousarray(rows, self.dtype).data.cast("B") if rows.size else memoryview(b"")
-        self.checksums.update(data)
-        with open(self.path, "ab") as file:
-            file.write(data)
         self.rows += len(rows)
-
-    def close(self) -> None:
-        """Write the length into the header, which NumPy pads so that the first axis can grow in place."""
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row)}
         with open(self.path, "r+b") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+            np.lib.format.write_array_header_1_0(file, header)  # padded, so that the first axis can grow in place
+            file.seek(0, os.SEEK_END)
+            file.write(bytes_of(np.ascontiguousarray(rows, self.dtype)))
 
 
 class Folder:
@@ -73,9 +66,8 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = Path(os.path.realpath(path))  # the folder that a symbolic link points to
         self.partial = self.path.with_name(self.path.name + ".partial")
-        self.replaced = replaced(self.path)
+        self.replaced = self.path.with_name(self.path.name + ".replaced")
         self.overwrite = overwrite
-        self.arrays: dict[str, ArrayFile] = {}
 
     def __enter__(self) -> "Folder":
         """Lock the path, check what exists there, and remove what a killed run left."""
@@ -112,42 +104,32 @@ class Folder:
             )
 
     def array(self, name: str, dtype: DTypeLike, row: tuple[int, ...] = ()) -> ArrayFile:
-        """A new array file in the folder; ``commit`` closes it."""
+        """A new array file in the folder."""
         path = self.partial / name
         path.parent.mkdir(exist_ok=True)
-        self.arrays[name] = ArrayFile(path, dtype, row)
-        return self.arrays[name]
+        return ArrayFile(path, dtype, row)
 
     def save(self, name: str, values: NDArray[Any]) -> None:
         """Write a whole array."""
-        array = self.array(name, values.dtype, values.shape[1:])
-        array.append(values)
-        array.close()
+        self.array(name, values.dtype, values.shape[1:]).append(values)
 
     def reorder(self, name: str, order: NDArray[np.int64]) -> None:
         """Put the rows of an array into another order."""
-        old = self.arrays[name]
-        rows = np.load(old.path, mmap_mode="r")
-        old.path.unlink()  # the rows stay mapped
-        array = self.array(name, old.dtype, old.row)
+        rows = np.load(self.partial / name, mmap_mode="r")
+        (self.partial / name).unlink()  # the rows stay mapped
+        array = self.array(name, rows.dtype, rows.shape[1:])
         for start in range(0, len(order), REORDER_ROWS):
             array.append(rows[order[start : start + REORDER_ROWS]])
 
     def save_counts(self, name: str, counts: NDArray[np.int64]) -> None:
         """Write how often each id of a feature occurs in training."""
-        largest = int(counts.max(initial=0))
-        dtype = next(dtype for dtype in COUNT_DTYPES if largest <= np.iinfo(dtype).max)
-        self.save(f"counts/{file_name(name)}.npy", counts.astype(dtype))
+        self.save(f"counts/{file_name(name)}.npy", counts.astype(np.min_scalar_type(counts.max(initial=0))))
 
     def commit(self, meta: dict[str, Any]) -> None:
         """Write ``meta.json`` with the checksums of all files, sync everything and rename the folder."""
-        for array in self.arrays.values():
-            array.close()
-        checksums = {name: array.checksums.text() for name, array in self.arrays.items()}
-        for name in _names_in(self.partial) - checksums.keys() - {META}:
-            checksums[name] = of_bytes(memoryview((self.partial / name).read_bytes()))
+        checksums = {name: _checksums(self.partial / name) for name in sorted(_names_in(self.partial) - {META})}
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        files.write_json(self.partial / META, {**head, **meta, "checksums": dict(sorted(checksums.items()))})
+        files.write_json(self.partial / META, {**head, **meta, "checksums": checksums})
         for path in (*self.partial.rglob("*"), self.partial):
             files.sync(path)
         self._check_target()  # someone may have put files there meanwhile
@@ -185,11 +167,6 @@ def offsets_file(column: str) -> str:
     return f"bags/{file_name(column)}.offsets.npy"
 
 
-def replaced(path: Path) -> Path:
-    """Where the old data of a folder are while it is overwritten."""
-    return path.with_name(path.name + ".replaced")
-
-
 def _is_ours(path: Path) -> bool:
     """Whether a folder is empty, or holds prepared data, finished or not."""
     return path.is_dir() and (_read_meta(path).get("format") == FORMAT or not any(path.iterdir()))
@@ -202,6 +179,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def _checksums(path: Path) -> str:
+    """The checksums of a file: of the values of an array, or of all bytes."""
+    is_array = path.suffix == ".npy"
+    return block_checksums(bytes_of(np.load(path, mmap_mode="r")) if is_array else memoryview(path.read_bytes()))
 
 
 def _names_in(folder: Path) -> set[str]:

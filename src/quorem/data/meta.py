@@ -42,7 +42,7 @@ class Meta:
     positive: str | None = None
     missing: list[str] | None = None
     transforms: dict[str, Transform] | None = None
-    clipped: dict[str, int] | None = None
+    clipped: dict[str, int] | None = None  # of earlier folders
     malformed: dict[str, Any] | None = None
     source: dict[str, Any] | None = None
     bayes_log_loss: dict[str, float] | None = None

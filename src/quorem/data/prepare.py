@@ -1,7 +1,7 @@
 """Write parsed rows, block by block, into a folder of arrays: labels, dense features and ids.
 
 The file is parsed once. Labels and dense features are written to their arrays at once. Categories are written to
-scratch files as codes, with separate words for each group of rows (``column``), because the training days are known
+scratch files as codes, with separate words for each group of rows (``ids``), because the training days are known
 only at the end. Then the words are given ids, and the codes are replaced by ids. So memory holds a group of rows or a
 vocabulary, never the whole file.
 """
@@ -12,26 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from ..files.provenance import versions
-from . import ids, shape
+from . import shape
 from .batches import ahead
-from .column import Column
 from .columns import Columns
-from .config import PrepareConfig
+from .config import RAW_IDS, PrepareConfig
 from .dense import Dense
-from .folder import ArrayFile, Folder, Progress, file_name, offsets_file
+from .folder import Folder, Progress, file_name, offsets_file
+from .ids import NULL, Column, write_vocabulary
 from .malformed import Malformed, ParsedRows
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
 WEAVE_ROWS = 1 << 14  # rows of all columns that fit in the cache
-TIMES = "times.npy"  # scratch file with the times of the rows, in the order of the file
 LABEL, TIME = "\nlabel", "\ntime"  # parsed rows have labels and times, as numbers, under these names
 
 
@@ -58,19 +56,26 @@ def write(
     with Folder(out, overwrite=overwrite) as folder:
         scratch = folder.partial / "scratch"
         scratch.mkdir()
-        parts = {name: Column(name, scratch) for name in columns.categorical}
-        dense = Dense(columns.dense, config.transform or "log", config.transforms)
+        parts = {name: Column(name, scratch, config.id_dtype) for name in columns.categorical}
+        dense = Dense(columns.dense, config.transform or "signed_log", config.transforms)
         checked = ahead(dense.checked(batch, malformed) for batch in rows)
-        num_rows = _set_aside(folder, columns, parts, checked, dense, report)
+        num_rows, times = _set_aside(folder, columns, parts, checked, dense, report)
         if num_rows == 0:
             raise ValueError(f"{source} has no well-formed rows ({malformed.count} malformed)")
-        times = time_meta = None
-        if columns.time is not None:
-            times, time_meta = _sort_by_time(folder, columns, parts, report)
+        time_meta = order = None
+        if times is not None:
+            num_steps_back = int(np.count_nonzero(np.diff(times) < 0))
+            time_meta = {"column": columns.time, "first": float(times.min()), "last": float(times.max())}
+            time_meta["steps_back"] = num_steps_back
+            if num_steps_back:
+                order = np.argsort(times, kind="stable")  # rows with equal times keep their order
+                times = times[order]
+                for array in ("labels.npy", "dense.npy"):
+                    folder.reorder(array, order)
         split = shape.day_split(num_rows, config.days, times)
         cardinalities = []
         with ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
-            encode = partial(_number, folder, columns.bags, split["train"][1], config)
+            encode = partial(_number, folder, columns.bags, split["train"][1], config, order)
             for cardinality in pool.map(encode, parts.values()):
                 cardinalities.append(cardinality)
                 report("number", len(cardinalities) / len(parts), num_rows)
@@ -92,10 +97,9 @@ def write(
                 "positive": columns.positive,
                 "missing": list(columns.missing),
                 "transforms": dense.kinds,
-                "clipped": dense.clipped,
-                "null_id": ids.NULL,
+                "null_id": NULL,
                 "unknown_id": 1 if config.vocabulary == "train" else None,
-                "first_token_id": None if config.ids in ("hash", "raw") else config.first_token,
+                "first_token_id": None if config.ids == "raw" else config.first_token,
                 "config": asdict(config),
                 "malformed": {"count": malformed.count, "first": [list(pair) for pair in malformed.first]},
                 "source": {"name": source.name, "bytes": source.stat().st_size},
@@ -111,11 +115,15 @@ def _set_aside(
     rows: Iterator[ParsedRows],
     dense: Dense,
     report: Progress,
-) -> int:
-    """Write labels, dense features and offsets of bags, and categories to scratch files; returns the number of rows."""
+) -> tuple[int, NDArray[np.float64] | None]:
+    """Write labels, dense features and offsets of bags, and categories to scratch files.
+
+    Returns:
+        The number of rows, and their times if there is such a column.
+    """
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
-    times = ArrayFile(folder.partial / "scratch" / TIMES, np.float64)
+    times = [np.empty(0)]
     offsets = {name: folder.array(offsets_file(name), np.int64) for name in columns.bags}
     for array in offsets.values():
         array.append(np.zeros(1, np.int64))
@@ -145,9 +153,7 @@ def _set_aside(
             report("parse", done, labels.rows)
         if group:
             write_group()
-    for array in (labels, numbers, times, *offsets.values()):
-        array.close()
-    return labels.rows
+    return labels.rows, None if columns.time is None else np.concatenate(times)
 
 
 def _flat(values: pl.Series) -> pl.Series:
@@ -155,34 +161,6 @@ def _flat(values: pl.Series) -> pl.Series:
     if values.dtype == pl.List:
         values = values.filter(values.list.len() > 0).explode()
     return values.cast(pl.String)
-
-
-def _sort_by_time(
-    folder: Folder, columns: Columns, parts: dict[str, Column], report: Progress
-) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """Sort the rows by time, unless they are in order already; rows with equal times keep their order.
-
-    It needs memory for the order and for one column at a time: some twenty bytes per row. The columns in ``parts`` are
-    replaced by sorted ones.
-
-    Returns:
-        The sorted times, and a summary of them for ``meta.json``.
-    """
-    scratch = folder.partial / "scratch"
-    times: NDArray[np.float64] = np.load(scratch / TIMES)
-    steps_back = int(np.count_nonzero(np.diff(times) < 0))
-    about = {"column": columns.time, "first": times.min().item(), "last": times.max().item(), "steps_back": steps_back}
-    if not steps_back:
-        return times, about
-    order = np.argsort(times, kind="stable")
-    (scratch / "sorted").mkdir()
-    for array in ("labels.npy", "dense.npy"):
-        folder.reorder(array, order)
-    for done, (name, column) in enumerate(list(parts.items()), 1):
-        values = _sort_offsets(folder, name, order) if name in columns.bags else order
-        parts[name] = column.reordered(values, scratch / "sorted")
-        report("sort", done / len(parts), len(order))
-    return times[order], about
 
 
 def _sort_offsets(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -194,44 +172,39 @@ def _sort_offsets(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArra
     return np.arange(new[-1]) + np.repeat(old[:-1][order] - new[:-1], lengths)
 
 
-def _number(folder: Folder, bags: Sequence[str], num_train: int, config: PrepareConfig, column: Column) -> int:
+def _number(
+    folder: Folder,
+    bags: Sequence[str],
+    num_train: int,
+    config: PrepareConfig,
+    order: NDArray[np.int64] | None,
+    column: Column,
+) -> int:
     """Give a column its ids; write its counts, its vocabulary and the values of bags; returns its cardinality."""
     name = file_name(column.name)
     if column.name in bags:
+        if order is not None:
+            order = _sort_offsets(folder, column.name, order)
         num_train = int(np.load(folder.partial / offsets_file(column.name), mmap_mode="r")[num_train])
-    if config.ids == "raw":
-        distinct, counts = column.number_raw(num_train)
-        folder.save(f"raw_ids/{name}.npy", distinct)
-        num_ids = config.id_space
-    else:
-        counts, tokens = column.number(num_train, config)
-        if (num_ids := len(counts)) >= 2**31:
-            raise ValueError(f"{column.name} has {num_ids:,} ids but ids must be below 2**31")
-        if tokens is not None:
-            path = folder.partial / "vocabulary" / f"{name}.txt"
-            path.parent.mkdir(exist_ok=True)
-            ids.write_vocabulary(path, tokens)
-    folder.save_counts(column.name, counts)
+    numbered = column.number(num_train, config, order)
+    if numbered.raw is not None:
+        folder.save(f"raw_ids/{name}.npy", numbered.raw)
+    if numbered.tokens is not None:
+        path = folder.partial / "vocabulary" / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        write_vocabulary(path, numbered.tokens)
+    folder.save_counts(column.name, numbered.counts)
     if column.name in bags:
-        values = folder.array(f"bags/{name}.values.npy", _id_dtype(config))
-        for group in range(len(column.num_values)):
-            values.append(column.ids(group))
-    return num_ids
+        folder.save(f"bags/{name}.values.npy", column.ids())
+    return RAW_IDS if config.ids == "raw" else len(numbered.counts)
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, config: PrepareConfig, report: Progress) -> None:
     """Write the ids of all columns as one array ``[N, F]``."""
-    array = folder.array("categorical.npy", _id_dtype(config), (len(columns),))
+    array = folder.array("categorical.npy", config.id_dtype, (len(columns),))
     if not columns:
         array.append(np.empty((num_rows, 0)))
         return
-    with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-        for group, size in enumerate(columns[0].num_values):
-            values = list(pool.map(partial(Column.ids, group=group), columns))
-            for start in range(0, size, WEAVE_ROWS):
-                array.append(np.stack([column[start : start + WEAVE_ROWS] for column in values], axis=1))
-            report("write", array.rows / num_rows, num_rows)
-
-
-def _id_dtype(config: PrepareConfig) -> type[np.integer[Any]]:
-    return np.int64 if config.ids == "raw" else np.int32
+    for start in range(0, num_rows, WEAVE_ROWS):
+        array.append(np.stack([column.ids(start, WEAVE_ROWS) for column in columns], axis=1))
+        report("write", array.rows / num_rows, num_rows)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from ..files import atomic as files
 from .batches import Bags, Batch
 from .checksums import CheckedArray, checked_bytes
-from .folder import COUNT_DTYPES, file_name
+from .folder import file_name, offsets_file
 from .meta import is_raw, read_meta
+
+COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64, np.int64)
 
 
 class Prepared:
@@ -54,7 +57,7 @@ class Prepared:
         self._by_row = [labels, dense, ids]
         self._bags: dict[str, tuple[CheckedArray, CheckedArray]] = {}  # values and offsets
         for name in self.meta["bags"]:
-            offsets = self._map(f"bags/{file_name(name)}.offsets.npy", (n + 1,), np.int64)
+            offsets = self._map(offsets_file(name), (n + 1,), np.int64)
             offsets.check(0, n + 1)
             if offsets.array[0] != 0 or (np.diff(offsets.array) < 0).any():
                 raise ValueError(f"{offsets.path} is damaged: offsets must rise from 0")
@@ -206,12 +209,7 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 
 def tokens_of(text: bytes) -> list[str]:
-    """The tokens in the bytes of a vocabulary file, in order of id."""
+    """The tokens in the bytes of a vocabulary file, in order of id: ``write_vocabulary`` escapes some characters."""
+    plain = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
     lines = text.decode().split("\n")[:-1]
-    return [unescaped(token) if "\\" in token else token for token in lines]
-
-
-def unescaped(token: str) -> str:
-    """The original token of a line of a vocabulary file: ``write_vocabulary`` escapes backslashes and line ends."""
-    parts = token.split("\\\\")
-    return "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in parts)
+    return [re.sub(r"\\.", lambda escaped: plain[escaped[0]], line) if "\\" in line else line for line in lines]

@@ -2,19 +2,15 @@
 
 import gzip
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from ..files import atomic as files
 from .folder import Progress
-from .synthetic import CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads, is_csv
-
-HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+from .synthetic import CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
 
 
 def write_raw(
@@ -27,8 +23,8 @@ def write_raw(
 ) -> None:
     """Write the first rows of a log as lines of label, counts and tokens, separated by tabs; missing ones are empty.
 
-    A token is eight hex digits, different for every id of a feature. A file whose name ends in ``.gz`` is compressed.
-    One whose name ends in ``.csv`` or ``.csv.gz`` has commas instead of tabs, and a header line (``click,I1,...``).
+    The token of an id is "c" and its digits. A file whose name ends in ``.gz`` is compressed. One whose name ends in
+    ``.csv`` or ``.csv.gz`` has commas instead of tabs, and a header line (``click,I1,...``).
 
     Args:
         log: the hidden model.
@@ -53,13 +49,18 @@ def write_raw(
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
 
-    names = [f"I{k + 1}" for k in range(log.num_dense)] + [f"C{k + 1}" for k in range(len(log.cardinalities))]
-    separator = "," if is_csv(path) else "\t"
+    is_csv = path.name.endswith((".csv", ".csv.gz"))
 
     def text(start: int) -> bytes:
         chunk = Chunk(*(part[..., : num_rows - start] for part in log.chunk(start)))
-        frame = frame_of(chunk, names)
-        return frame.write_csv(separator=separator, include_header=is_csv(path) and start == 0).encode()
+        columns = [pl.Series("click", chunk.labels.numpy().astype(np.uint8))]
+        for k, counts in enumerate(chunk.counts.numpy(), 1):
+            columns.append(pl.Series(f"I{k}", counts).replace(MISSING, None))
+        for k, ids in enumerate(chunk.ids.numpy(), 1):
+            tokens = "c" + pl.Series(ids).replace(0, None).cast(pl.String)
+            columns.append(tokens.alias(f"C{k}"))
+        frame = pl.DataFrame(columns)
+        return frame.write_csv(separator="," if is_csv else "\t", include_header=is_csv and start == 0).encode()
 
     packed = path.suffix == ".gz"
     with files.replacing(path) as plain, gzip.GzipFile("", "wb", 6, plain) if packed else nullcontext(plain) as file:
@@ -68,34 +69,3 @@ def write_raw(
             file.writelines(in_threads(text, range(start, stop, CHUNK_ROWS)))
             if progress is not None:
                 progress("draw", stop / num_rows, stop)
-
-
-def frame_of(chunk: Chunk, names: Sequence[str]) -> pl.DataFrame:
-    """Label, counts and tokens of some rows; what is missing is null."""
-    frame = pl.DataFrame({"click": chunk.labels.numpy().astype(np.uint8)})
-    counts = [pl.Series(count).replace(MISSING, None) for count in chunk.counts.numpy()]
-    tokens = [tokens_of(ids, feature) for feature, ids in enumerate(chunk.ids.numpy())]
-    return frame.with_columns(values.alias(name) for name, values in zip(names, counts + tokens, strict=True))
-
-
-def tokens_of(ids: NDArray[np.int64], feature: int) -> pl.Series:
-    """Eight hex digits for each id of a feature; null for the missing value, id 0.
-
-    >>> tokens_of(np.array([0, 10]), 0).to_list()
-    [None, 'c4213245']
-    """
-    shifts = np.arange(28, -1, -4, dtype=np.uint32)
-    digits = HEX_DIGITS[(token(ids, feature)[:, None] >> shifts) & np.uint32(15)]
-    return pl.Series(digits.view("S8")[:, 0].astype(str)).set(pl.Series(ids == 0), None)
-
-
-def token(ids: NDArray[np.int64], feature: int) -> NDArray[np.uint32]:
-    """A 32-bit number for each id of a feature; distinct ids have distinct numbers, since every step can be undone.
-
-    >>> len(set(token(np.arange(1000), 3).tolist()))
-    1000
-    """
-    x = ids.astype(np.uint32) + np.uint32(feature * 0x3C6EF372 & 0xFFFFFFFF)
-    for shift, factor in ((15, 0x9E3779B1), (13, 0x85EBCA77)):
-        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-    return x ^ (x >> np.uint32(16))

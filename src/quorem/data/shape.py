@@ -17,20 +17,18 @@ NUM_ROWS = 45_840_617
 MOST_DAYS = 100_000
 
 
-def scaled_cardinalities(scale: float, least: int = 100) -> tuple[int, ...]:
-    """The 26 cardinalities times ``scale``, but at least ``least``; those below ``least`` are not scaled.
+def scaled_cardinalities(scale: float) -> tuple[int, ...]:
+    """The 26 cardinalities times ``scale``, but at least 100; those below 100 are not scaled.
 
     Raises:
-        ValueError: if ``scale`` is not in ``(0, 1]`` or ``least`` is below 1.
+        ValueError: if ``scale`` is not in ``(0, 1]``.
 
     >>> scaled_cardinalities(0.001)[:4]
     (100, 100, 10131, 2203)
     """
     if not 0 < scale <= 1:
         raise ValueError(f"scale ({scale}) must be in (0, 1]")
-    if least < 1:
-        raise ValueError(f"least ({least}) must be at least 1")
-    return tuple(max(min(n, least), round(n * scale)) for n in CARDINALITIES)
+    return tuple(max(min(n, 100), round(n * scale)) for n in CARDINALITIES)
 
 
 def day_starts(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> list[int]:

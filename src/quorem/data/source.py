@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +22,17 @@ PARQUET_ROWS = 1 << 18
 class Source:
     """An open file.
 
-    ``schema`` has the columns and their types; those of a CSV file are text. ``text`` is None for a Parquet file.
+    ``schema`` has the columns and their types; those of a text file are text. A text file has ``text``, a Parquet file
+    ``table``. Fields of a text file may be ``quoted``, and its first ``header_lines`` are no rows.
     """
 
     path: Path
     schema: Mapping[str, pl.DataType]
-    separator: str
-    text: TextFile | None
+    separator: str = ","
+    text: TextFile | None = None
+    table: pl.LazyFrame | None = None
     header_lines: int = 0
+    quoted: bool = True
 
     @property
     def unit(self) -> str:
@@ -44,13 +48,14 @@ class Source:
             raise ValueError(f"{self.path} has no column {', '.join(missing[:5])}; it has {shown}")
 
     def first_rows(self, names: Sequence[str], limit: int) -> pl.DataFrame:
-        """At most ``limit`` of the first rows; those of a CSV file as text, from its first block."""
-        self.check_present(names)
-        if self.text is None:
-            frame = _collected(_scan(self.path).select(names).head(limit), self.path)
+        """At most ``limit`` of the first rows; those of a text file as text, from its first block."""
+        if self.table is not None:
+            with _naming(self.path):
+                frame = self.table.select(names).head(limit).collect()
         else:
+            assert self.text is not None
             malformed = Malformed(str(self.path), len(self.text.head.data))
-            layout = TextLayout(list(self.schema), dict.fromkeys(names, pl.String), self.separator, quoted=True)
+            layout = self._layout(dict.fromkeys(names, pl.String), ())
             parts = parse([self.text.head], layout, malformed, self.header_lines)
             frame = pl.concat([pl.DataFrame(schema=dict(layout.types)), *(part.frame for part in parts)]).head(limit)
             if malformed.count and not frame.height:
@@ -63,23 +68,27 @@ class Source:
     def rows(
         self, types: Mapping[str, type[pl.DataType]], missing: tuple[str, ...], malformed: Malformed
     ) -> Iterator[ParsedRows]:
-        """All rows in blocks; those of a CSV file can be read only once.
+        """All rows in blocks; those of a text file can be read only once.
 
         Args:
-            types: the columns that are read, with the types that the fields of a CSV file have.
-            missing: fields of a CSV file that stand for a missing value, besides empty ones.
+            types: the columns that are read, with the types that the fields of a text file have.
+            missing: fields of a text file that stand for a missing value, besides empty ones.
             malformed: where malformed lines are counted.
         """
         self.check_present(types)
         if self.text is not None:
-            layout = TextLayout(list(self.schema), types, self.separator, quoted=True, missing=missing)
-            yield from parse(self.text.chunks(), layout, malformed, self.header_lines)
+            yield from parse(self.text.chunks(), self._layout(types, missing), malformed, self.header_lines)
             return
-        table = _scan(self.path)
-        total = _collected(table.select(pl.len()), self.path).item()
-        for start in range(0, total, PARQUET_ROWS):
-            frame = _collected(table.select(*types).slice(start, PARQUET_ROWS), self.path)
-            yield ParsedRows(frame, np.arange(start + 1, start + 1 + frame.height), (start + frame.height) / total)
+        assert self.table is not None
+        with _naming(self.path):
+            total = self.table.select(pl.len()).collect().item()
+            for start in range(0, total, PARQUET_ROWS):
+                frame = self.table.select(*types).slice(start, PARQUET_ROWS).collect()
+                stop = start + frame.height
+                yield ParsedRows(frame, np.arange(start + 1, stop + 1), stop / total)
+
+    def _layout(self, types: Mapping[str, type[pl.DataType]], missing: tuple[str, ...]) -> TextLayout:
+        return TextLayout(list(self.schema), types, self.separator, quoted=self.quoted, missing=missing)
 
 
 def open_source(path: Path, separator: str | None = None, label: str | None = None, size: int = BLOCK_BYTES) -> Source:
@@ -97,7 +106,9 @@ def open_source(path: Path, separator: str | None = None, label: str | None = No
     """
     files.check_is_file(path)
     if path.suffix == ".parquet":
-        return Source(path, _scan(path).collect_schema(), separator or SEPARATORS[0], None)
+        with _naming(path):
+            table = pl.scan_parquet(path, glob=False)  # "[", "*" and "?" of a name stand for themselves
+            return Source(path, table.collect_schema(), separator or SEPARATORS[0], table=table)
     text = TextFile(path, size)
     for magic, kind in BINARY.items():
         if text.head.data.startswith(magic):
@@ -110,7 +121,7 @@ def open_source(path: Path, separator: str | None = None, label: str | None = No
     names, header_lines = text.header(separator)
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(f"{path} has more than one column {', '.join(map(repr, repeated[:5]))}")
-    return Source(path, dict.fromkeys(names, pl.String()), separator, text, header_lines)
+    return Source(path, dict.fromkeys(names, pl.String()), separator, text, header_lines=header_lines)
 
 
 def _header(text: TextFile, separator: str) -> list[str]:
@@ -126,18 +137,10 @@ def check_separator(name: str, value: str) -> None:
         raise ValueError(f"{name} ({value!r}) must be one ASCII character, and no quote or line end")
 
 
-def _scan(path: Path) -> pl.LazyFrame:
-    """A Parquet file, of which only the schema has been read."""
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of Polars become ValueErrors that name the Parquet file."""
     try:
-        table = pl.scan_parquet(path, glob=False)  # "[", "*" and "?" of a name stand for themselves
-        table.collect_schema()
+        yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ValueError(f"{path} is not a Parquet file, or damaged: {error}") from None
-    return table
-
-
-def _collected(table: pl.LazyFrame, path: Path) -> pl.DataFrame:
-    try:
-        return table.collect()
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None

@@ -29,6 +29,8 @@ CHUNK_ROWS = 1 << 12  # fits in the cache
 WRITE_ROWS = 1 << 17
 LOG_UNIT = 1 << 20
 MISSING = -(2**31)  # marks a missing count
+MISSING_SHARE = round(0.05 * 2048)  # of 2048 categories or counts, so many are missing
+DEVIATIONS = (1.0, 0.7, 0.5)  # standard deviations of the log-odds' parts: categories, pairs, dense features
 NORMAL_DEVIATION = 2 * ((8192**2 - 1) / 3) ** 0.5  # standard deviation of the results of _normals
 
 T = TypeVar("T")
@@ -39,18 +41,14 @@ class ClickLog:
     """The hidden model and the frequencies of a log; ``draw`` gives its rows.
 
     Ids are Zipf distributed (log-uniform): id k > 0 has probability ``log((k + 1) / k) / log(n)``; id 0 is NULL.
-    Dense features are heavy-tailed counts. The log-odds of a click are a sum of three parts: an effect of every
-    category; for every pair of neighbouring features the product of two hidden factors; and a weighted sum of the
-    logarithms of the dense features.
+    Dense features are heavy-tailed counts. A twentieth of the categories and counts are missing. The log-odds of a
+    click are a sum of three parts (``DEVIATIONS``): an effect of every category; for every pair of neighbouring
+    features the product of two hidden factors; and a weighted sum of the logarithms of the dense features.
 
     Args:
         cardinalities: number of ids of each feature, NULL included.
         num_dense: number of dense features.
         click_rate: mean probability of a click.
-        missing: probability that a category or a count is missing.
-        categories: standard deviation of the categories' part of the log-odds.
-        pairs: standard deviation of the pairs' part.
-        dense: standard deviation of the dense features' part.
         seed: seed of all random numbers.
 
     Raises:
@@ -64,10 +62,6 @@ class ClickLog:
     cardinalities: tuple[int, ...] = CARDINALITIES
     num_dense: int = 13
     click_rate: float = 0.25
-    missing: float = 0.05
-    categories: float = 1.0
-    pairs: float = 0.7
-    dense: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,11 +73,6 @@ class ClickLog:
             raise ValueError(f"num_dense ({self.num_dense}) must be at least 0")
         if not 0 < self.click_rate < 1:
             raise ValueError(f"click_rate ({self.click_rate}) must be in (0, 1)")
-        if not 0 <= self.missing < 1:
-            raise ValueError(f"missing ({self.missing}) must be in [0, 1)")
-        for name in ("categories", "pairs", "dense"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed ({self.seed}) must be in [0, 2**31)")
 
@@ -137,7 +126,7 @@ class ClickLog:
     def _ids(self, bits: Tensor) -> Tensor:
         n = torch.tensor(self.cardinalities, device=bits.device)[:, None]
         ids = (_uniform(bits) * n.double().log()).exp_().long().clamp_(max=n - 1)
-        return ids.masked_fill_(self._is_missing(bits), 0)
+        return ids.masked_fill_(_is_missing(bits), 0)
 
     def _counts(self, bits: Tensor) -> Tensor:
         """Heavy-tailed integers ``[num_dense, B]``, some below zero; missing ones are ``MISSING``."""
@@ -145,10 +134,7 @@ class ClickLog:
         normal = _normals(bits)[0].double().mul_(1 / NORMAL_DEVIATION)
         counts = (normal * (0.5 + column % 4 / 4) + 1 + column % 5 / 2).exp_().long()
         counts -= 1 + column % 3
-        return counts.masked_fill_(self._is_missing(bits), MISSING)
-
-    def _is_missing(self, bits: Tensor) -> Tensor:
-        return (bits & 2047) < round(self.missing * 2048)  # the bits that _uniform does not use
+        return counts.masked_fill_(_is_missing(bits), MISSING)
 
     def _effects(self, ids: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The unscaled parts of the log-odds from categories, pairs and dense features, as integers."""
@@ -179,7 +165,7 @@ class Chunk(NamedTuple):
 class Scales(NamedTuple):
     """The factors and the bias that turn integer effects into log-odds."""
 
-    effects: tuple[float, float, float]
+    effects: list[float]
     bias: float
 
 
@@ -191,7 +177,7 @@ def _calibration(log: ClickLog) -> Scales:
     logs = log._counts(bits[len(log.cardinalities) : -1]).clamp(min=0).double().log1p()
     effects = [effect.double().numpy() for effect in log._effects(ids, logs)]
     scales = []
-    for effect, target in zip(effects, (log.categories, log.pairs, log.dense), strict=True):
+    for effect, target in zip(effects, DEVIATIONS, strict=True):
         deviation = effect.std()
         scales.append(_rounded(target / deviation) if deviation > 0 else 0.0)
     log_odds = sum(effect * scale for effect, scale in zip(effects, scales, strict=True))
@@ -200,8 +186,7 @@ def _calibration(log: ClickLog) -> Scales:
         middle = (low + high) / 2
         rate = (1 / (1 + np.exp(-(log_odds - np.mean(log_odds) + middle)))).mean()
         low, high = (middle, high) if rate < log.click_rate else (low, middle)
-    first, second, third = scales
-    return Scales((first, second, third), _rounded(low - float(np.mean(log_odds))))
+    return Scales(scales, _rounded(low - float(np.mean(log_odds))))
 
 
 def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
@@ -217,15 +202,6 @@ def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
         torch.set_num_threads(threads)
 
 
-def is_csv(path: str | os.PathLike[str]) -> bool:
-    """Whether the name is that of a CSV file, plain or compressed.
-
-    >>> [is_csv(name) for name in ("log.csv", "log.csv.gz", "train.txt", "csv")]
-    [True, True, False, False]
-    """
-    return os.fspath(path).endswith((".csv", ".csv.gz"))
-
-
 def _rounded(x: float) -> float:
     return float(f"{x:.6g}")
 
@@ -239,6 +215,10 @@ def _hash(counter: Tensor, stream: int) -> Tensor:
 def _uniform(bits: Tensor) -> Tensor:
     """Uniform numbers in [0, 1) from the upper 53 bits."""
     return (bits >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
+
+
+def _is_missing(bits: Tensor) -> Tensor:
+    return (bits & 2047) < MISSING_SHARE  # the bits that _uniform does not use
 
 
 def _normals(bits: Tensor) -> tuple[Tensor, Tensor]:

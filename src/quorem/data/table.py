@@ -1,6 +1,5 @@
 """``quorem prepare table``: any CSV or Parquet file with a label, dense and categorical columns."""
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,23 +88,20 @@ def prepare_columns(
 ) -> Prepared:
     """``prepare_table`` with columns that ``choose_columns`` chose."""
     config = config or PrepareConfig()
-    config = dataclasses.replace(config, transform=config.transform or "signed_log")
     malformed = Malformed(str(source.path), config.max_malformed, source.unit)
     rows = _with_clicks(source, columns, read_columns(source, columns, malformed))
-    separator = source.separator
+    separator = source.separator if source.quoted else ","  # predict recognizes Criteo's format by itself
     write(source.path, Path(out), columns, rows, malformed, config, separator, overwrite=overwrite, progress=progress)
     return Prepared(out)
 
 
 def _with_clicks(source: Source, columns: Columns, rows: Iterator[ParsedRows]) -> Iterator[ParsedRows]:
     """The same rows; raises ValueError at their end if ``positive`` was given and none is a click."""
-    num_clicks = num_rows = 0
+    any_click = columns.positive is None
     for batch in rows:
-        num_clicks += int(batch.frame[LABEL].sum())
-        num_rows += batch.frame.height
+        any_click = any_click or 1 in batch.frame[LABEL]
         yield batch
-    if columns.positive is not None and num_rows and not num_clicks:
-        assert columns.label is not None
+    if not any_click and columns.label is not None:
         values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
         shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
         raise ValueError(
@@ -123,10 +119,10 @@ def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iter
     Raises:
         ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
     """
-    if source.text is None:
-        for name in columns.dense:
-            if name in source.schema and not (source.schema[name].is_numeric() or source.schema[name] == pl.Boolean):
-                raise ValueError(f"{name} of {source.path} is {source.schema[name]} but must be numeric")
+    for name in columns.dense:
+        kind = source.schema.get(name, pl.Int64())
+        if source.table is not None and not (kind.is_numeric() or kind == pl.Boolean):
+            raise ValueError(f"{name} of {source.path} is {kind} but must be numeric")
     types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
     for batch in source.rows(types, columns.missing, malformed):
         frame = batch.frame
@@ -134,11 +130,13 @@ def read_columns(source: Source, columns: Columns, malformed: Malformed) -> Iter
         for name in columns.categorical:
             if name in columns.bags:
                 typed.append(category_lists(frame[name], columns.multi_separator, columns.missing))
-            else:
+            elif source.quoted:
                 typed.append(category(frame[name], columns.missing))
+            else:
+                typed.append(pl.col(name))  # without quotes, an empty field is missing already
         if columns.label is not None:
-            dtype = frame.schema[columns.label]
-            labels = clicks(pl.col(columns.label), dtype, columns.positive, columns.missing).alias(LABEL)
+            values = pl.col(columns.label)
+            labels = clicks(values, frame.schema[columns.label], columns.positive, columns.missing).alias(LABEL)
             typed.append(pl.col(LABEL))
             batch = batch._replace(frame=batch.frame.with_columns(labels))
             batch = malformed.filtered(batch, columns.label, label_rule(columns.positive), pl.col(LABEL).is_null())

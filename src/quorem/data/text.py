@@ -1,32 +1,30 @@
 """Delimited text, parsed by Polars in blocks of whole lines; malformed lines are counted and left out, never repaired.
 
 Polars reads a line with too few fields as one with missing values, and stops at other malformed lines without naming
-them. So a block goes straight to Polars only if a count of its separators and quotes shows that every line is whole.
-Any other block is read line by line with the ``csv`` module, which tells the malformed lines from the others.
+them. So a block goes straight to Polars only if a count of its separators shows that every line is whole. Any other
+block is first split into rows by a regular expression, which tells the malformed lines from the others.
 """
 
-import csv
 import gzip
-import io
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from ..files import atomic as files
 from .batches import ahead
 from .malformed import Malformed, ParsedRows
 
 BLOCK_BYTES = 1 << 24
-MOST_QUOTED = csv.field_size_limit()  # most characters of a quoted field; a longer one counts as not closed
-NEWLINE, RETURN, QUOTE = b'\n\r"'
+MOST_QUOTED = 1 << 17  # most bytes of a row with line breaks; in a longer one, a quote counts as not closed
 BAD_QUOTES = "a quote that is not closed, or text after a closing quote"
 
 
@@ -72,15 +70,12 @@ class TextFile:
 
     def header(self, separator: str) -> tuple[list[str], int]:
         """The fields of the first row of a file with quoted fields, and the number of lines that they take."""
-        lines = io.TextIOWrapper(io.BytesIO(self.head.data), "utf-8", "replace", newline="\n")
-        reader = csv.reader(lines, delimiter=separator, strict=True)
-        try:
-            names = next(reader, None)
-        except csv.Error:
-            raise ValueError(f"{self.path}: the header has {BAD_QUOTES}") from None
-        if names is None:
+        if not self.head.data:
             raise ValueError(f"{self.path} is empty")
-        return names or [""], reader.line_num
+        row = _row_pattern(separator, 1, quoted=True).match(self.head.data)
+        if row is None or row.lastgroup not in ("whole", "other"):
+            raise ValueError(f"{self.path}: the header has {BAD_QUOTES}")
+        return [name.decode(errors="replace") for name in _fields(row[0], separator)], row[0].count(b"\n")
 
 
 def _chunks(path: Path, size: int) -> Iterator[Chunk]:
@@ -121,7 +116,7 @@ def parse(chunks: Iterable[Chunk], layout: TextLayout, malformed: Malformed, ski
         data = rest + chunk.data.split(b"\n", skip)[-1] if skip or rest else chunk.data
         skip = 0
         rows, rest = _parse(data, line, chunk, layout, malformed, is_end=False)
-        line += _count(data, NEWLINE) - _count(rest, NEWLINE)
+        line += _count(data, b"\n") - rest.count(b"\n")
         yield rows
     if rest:
         yield _parse(rest, line, chunk, layout, malformed, is_end=True)[0]
@@ -131,130 +126,109 @@ def _parse(
     data: bytes, line: int, chunk: Chunk, layout: TextLayout, malformed: Malformed, *, is_end: bool
 ) -> tuple[ParsedRows, bytes]:
     """The rows in lines of text, of which the first has the number ``line``; and the text of a row that goes on."""
-    whole = None if b"\0" in data else _whole_rows(data, line, layout)
-    if whole is not None and not (is_end and whole.rest):
-        try:
-            frame = _read(whole.data, layout)
-            if frame.height == len(whole.numbers):
-                return ParsedRows(frame, whole.numbers, chunk.done), whole.rest
-        except pl.exceptions.PolarsError:
-            pass  # a field is not of its column's type, or not UTF-8
-    return _parse_lines(data, line, chunk, layout, malformed, is_end=is_end)
+    if _is_whole(data, layout):
+        with suppress(pl.exceptions.PolarsError):  # a line has too many fields, or a field another type; or not UTF-8
+            frame, num_lines = _read(data, layout, layout.types), _count(data, b"\n")
+            if frame.height == num_lines:
+                return ParsedRows(frame, np.arange(line, line + num_lines), chunk.done), b""
+    rows: list[bytes] = []
+    numbers: list[int] = []
+    start, num_fields = 0, len(layout.names)
+    pattern, is_text = _row_pattern(layout.separator, num_fields, quoted=layout.quoted), _text_flaw(data) is None
+    while start < len(data):
+        match = pattern.match(data, start)
+        assert match is not None
+        kind, row, flaw = match.lastgroup, match[0], None
+        if kind == "open" and len(row) <= MOST_QUOTED and not is_end:
+            break
+        if kind == "open" or (len(row) > MOST_QUOTED and row.count(b"\n") > 1):
+            kind, row = "broken", data[start : data.index(b"\n", start) + 1]
+        start += len(row)
+        num_lines = row.count(b"\n")
+        if kind == "broken":
+            flaw = "a carriage return inside a line" if b"\r" in row[:-2] else BAD_QUOTES
+        elif kind == "other":
+            fields = _fields(row, layout.separator) if layout.quoted else row.split(layout.separator.encode())
+            end = ", and the file ends inside the line" if chunk.is_cut and start == len(data) else ""
+            if len(fields) != num_fields:
+                flaw = f"{len(fields)} field{'s' * (len(fields) != 1)} where {num_fields} are expected{end}"
+            row = _quoted(fields, layout.separator)
+        if flaw is None and not is_text:
+            flaw = _text_flaw(row)
+        if flaw is None:
+            rows.append(row)
+            numbers.append(line)
+        else:
+            malformed.add(line, flaw)
+        line += num_lines
+    frame = _read(b"".join(rows), layout, dict.fromkeys(layout.types, pl.String))
+    parsed = ParsedRows(frame, np.array(numbers, np.int64), chunk.done)
+    return _typed(parsed, layout, malformed), data[start:]
 
 
-class WholeRows(NamedTuple):
-    """The text of whole rows, the number of each one's first line, and the text of a row that goes on after it."""
-
-    data: bytes
-    numbers: NDArray[np.int64]
-    rest: bytes
-
-
-def _whole_rows(data: bytes, line: int, layout: TextLayout) -> WholeRows | None:
-    """The rows of lines of text, if all have the right number of fields; None if not, or if a quote is out of place.
-
-    The number of all separators shows it: Polars itself refuses rows with too many fields.
-    """
-    num_separators, rest = len(layout.names) - 1, b""
-    if b"\r" in data and data.count(b"\r") != data.count(b"\r\n"):
-        return None
-    if not (layout.quoted and b'"' in data):
-        num_lines = _count(data, NEWLINE)
-        if _count(data, ord(layout.separator)) != num_separators * num_lines:
-            return None
-        return WholeRows(data, np.arange(line, line + num_lines), rest)
-    array = np.frombuffer(data, np.uint8)
-    quotes = np.flatnonzero(array == QUOTE)
-    if not _quotes_are_in_place(array, quotes, ord(layout.separator)):
-        return None
-    is_plain = ~np.logical_xor.accumulate(array == QUOTE)  # an odd quote opens a field, the next one closes it
-    is_newline = array == NEWLINE
-    ends = np.flatnonzero(is_newline & is_plain)
-    end = int(ends[-1]) + 1 if len(ends) else 0
-    data, rest = data[:end], data[end:]
-    if len(rest) > MOST_QUOTED:
-        return None
-    if np.count_nonzero((array[:end] == ord(layout.separator)) & is_plain[:end]) != num_separators * len(ends):
-        return None
-    breaks = np.flatnonzero(is_newline[:end])
-    starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-    return WholeRows(data, line + np.searchsorted(breaks, starts), rest)
-
-
-def _quotes_are_in_place(array: NDArray[np.uint8], quotes: NDArray[np.int64], separator: int) -> bool:
-    """Whether every odd quote starts a field and every even one ends it; the text ends with a line break."""
-    opening, closing = quotes[0::2], quotes[1::2]  # a doubled quote closes and opens again
-    if (closing - opening[: len(closing)] > MOST_QUOTED).any():
+def _is_whole(data: bytes, layout: TextLayout) -> bool:
+    """Whether no field is quoted, and the lines have as many separators as they should have together."""
+    if b"\0" in data or data.count(b"\r") != data.count(b"\r\n") or (layout.quoted and b'"' in data):
         return False
-    is_border = np.zeros(256, bool)
-    is_border[[separator, NEWLINE, QUOTE]] = True
-    after = array[closing + 1]
-    ends_line = (after == RETURN) & (array[np.minimum(closing + 2, len(array) - 1)] == NEWLINE)
-    return bool(is_border[array[opening - 1]].all() and (is_border[after] | ends_line).all())
+    return _count(data, layout.separator.encode()) == (len(layout.names) - 1) * _count(data, b"\n")
 
 
-def _read(data: bytes, layout: TextLayout) -> pl.DataFrame:
+def _row_pattern(separator: str, num_fields: int, *, quoted: bool) -> re.Pattern[bytes]:
+    """Matches a row of text, as one of four groups.
+
+    ``whole`` is a row with the right number of fields, which Polars can read; ``other`` has another number of fields,
+    or a quote inside a field that does not begin with one; ``open`` has a quote that is not closed before the text
+    ends; ``broken`` is any other line.
+    """
+    stop = re.escape(separator.encode())
+    text = rb'"[^"]*+(?:""[^"]*+)*+'
+    clean, field = rb'(?:%b"|[^"%b\r\n]*+)' % (text, stop), rb'(?:%b"|(?!")[^%b\r\n]*+)' % (text, stop)
+    if not quoted:
+        clean = field = rb"[^%b\r\n]*+" % stop
+    groups = {
+        "whole": rb"(?:%b%b){%d}+%b\r?\n" % (clean, stop, num_fields - 1, clean),
+        "other": rb"(?:%b%b)*+%b\r?\n" % (field, stop, field),
+        "open": rb"(?:%b%b)*+%b\Z" % (field, stop, text),
+        "broken": rb"[^\n]*+\n",
+    }
+    return re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), group) for name, group in groups.items()))
+
+
+def _fields(row: bytes, separator: str) -> list[bytes]:
+    """The fields of a row with quoted fields, without their quotes."""
+    stop = re.escape(separator.encode())
+    pattern = rb'(?:"([^"]*+(?:""[^"]*+)*+)"|([^%b\r\n]*+))(?:%b|\r?\n)' % (stop, stop)
+    return [quoted.replace(b'""', b'"') or plain for quoted, plain in re.findall(pattern, row)]
+
+
+def _quoted(fields: Sequence[bytes], separator: str) -> bytes:
+    """A row of fields that are all quoted."""
+    return separator.encode().join(b'"%b"' % field.replace(b'"', b'""') for field in fields) + b"\n"
+
+
+def _text_flaw(data: bytes) -> str | None:
+    """Why bytes are not text; None if they are."""
+    if b"\0" in data:
+        return "a NUL byte"
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    return None
+
+
+def _read(data: bytes, layout: TextLayout, types: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     if not data:
-        return pl.DataFrame(schema=dict(layout.types))
+        return pl.DataFrame(schema=dict(types))
     frame = pl.read_csv(
         data,
         has_header=False,
-        schema={name: layout.types.get(name, pl.String) for name in layout.names},
+        schema={name: types.get(name, pl.String) for name in layout.names},
         separator=layout.separator,
         quote_char='"' if layout.quoted else None,
         null_values=list(layout.missing) or None,
     )
-    return frame.select(*layout.types)
-
-
-def _parse_lines(
-    data: bytes, first: int, chunk: Chunk, layout: TextLayout, malformed: Malformed, *, is_end: bool
-) -> tuple[ParsedRows, bytes]:
-    """As ``_parse``, by the ``csv`` module. After a malformed line it starts again with the next one."""
-    text = io.StringIO(data.decode(errors="surrogateescape"), newline="\n")  # a carriage return alone ends no line
-    lines = text.readlines()
-    rows: list[list[str]] = []
-    numbers: list[int] = []
-    row_start = 0
-    quoting: Any = csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
-    while row_start < len(lines):
-        start = row_start
-        remaining = (lines[k] for k in range(start, len(lines)))
-        reader = csv.reader(remaining, delimiter=layout.separator, quoting=quoting, strict=True)
-        try:
-            for fields in reader:
-                row = fields or [""]  # an empty line
-                number, row_start = first + row_start, start + reader.line_num
-                is_last = chunk.is_cut and row_start == len(lines)
-                if (flaw := _flaw(row, len(layout.names), is_last)) is not None:
-                    malformed.add(number, flaw)
-                else:
-                    rows.append(row)
-                    numbers.append(number)
-        except csv.Error as error:
-            is_at_end = start + reader.line_num == len(lines) and not is_end
-            if is_at_end and layout.quoted and sum(map(len, lines[row_start:])) <= MOST_QUOTED:
-                break  # the row may go on in the next chunk
-            malformed.add(
-                first + row_start, "a carriage return inside a line" if "new-line" in str(error) else BAD_QUOTES
-            )
-            row_start += 1
-    rest = "".join(lines[row_start:]).encode(errors="surrogateescape")
-    position = {name: k for k, name in enumerate(layout.names)}
-    values = {name: [row[position[name]] for row in rows] for name in layout.types}
-    frame = pl.DataFrame(values, schema=dict.fromkeys(layout.types, pl.String))
-    return _typed(ParsedRows(frame, np.array(numbers, np.int64), chunk.done), layout, malformed), rest
-
-
-def _flaw(row: list[str], num_fields: int, is_cut: bool) -> str | None:
-    """What is wrong with the fields of a line; None if nothing is."""
-    if len(row) != num_fields:
-        end = ", and the file ends inside the line" if is_cut else ""
-        return f"{len(row)} field{'s' * (len(row) != 1)} where {num_fields} are expected{end}"
-    text = "".join(row)
-    if "\0" in text:
-        return "a NUL byte"
-    return None if text.isascii() or not any("\udc80" <= c <= "\udcff" for c in text) else "not UTF-8"
+    return frame.select(*types)
 
 
 def _typed(rows: ParsedRows, layout: TextLayout, malformed: Malformed) -> ParsedRows:
@@ -264,13 +238,12 @@ def _typed(rows: ParsedRows, layout: TextLayout, malformed: Malformed) -> Parsed
     for name, dtype in layout.types.items():
         if dtype != pl.String:
             values = pl.col(name).str.strip_chars(" ").cast(dtype, strict=False)
-            rule = f"must be {'an integer' if dtype.is_integer() else 'a number'}"
-            rows = malformed.filtered(rows, name, rule, values.is_null() & pl.col(name).is_not_null())
+            rows = malformed.filtered(rows, name, "must be a number", values.is_null() & pl.col(name).is_not_null())
             rows = rows._replace(frame=rows.frame.with_columns(values))
     return rows
 
 
-def _count(data: bytes, byte: int) -> int:
+def _count(data: bytes, byte: bytes) -> int:
     # In pieces that fit in the cache; several times faster than bytes.count for a frequent byte.
     array, step = np.frombuffer(data, np.uint8), 1 << 18
-    return sum(int(np.count_nonzero(array[first : first + step] == byte)) for first in range(0, len(array), step))
+    return sum(int(np.count_nonzero(array[first : first + step] == ord(byte))) for first in range(0, len(array), step))

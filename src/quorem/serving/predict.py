@@ -134,9 +134,8 @@ def _rows(
     )
     features = (*columns.dense, *columns.categorical)
     if source.text is not None and features == shape.COLUMN_NAMES[1:] and not set(features) <= set(source.schema):
-        if label is not None and not criteo.has_labels(source.text):
-            raise ValueError(f"label ({label!r}) must be None: the lines of {source.path} have no label")
-        return criteo.read_criteo(source.text, malformed)
+        source = criteo.criteo_source(source.text)
+        columns = replace(columns, label="label" if label is not None else None)
     return table.read_columns(source, columns, malformed)
 
 

@@ -35,7 +35,6 @@ def row_rules(scorer: Scorer, *, jagged: bool) -> dict[str, Any]:
         "dense": [{"name": name, "transform": encoding.transforms[name]} for name in encoding.dense],
         "categorical": columns,
         "ids": encoding.ids,
-        "buckets": encoding.buckets,
         "first_token": encoding.first_token,
         "missing": ["", *encoding.missing],
         "missing_id": 0,
