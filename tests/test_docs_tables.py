@@ -15,10 +15,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 
 # Not by sys.path: other files of benchmarks/ have the names of folders of tests/.
-for name in ("scale", "result_tables"):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    result_tables = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(result_tables)
+spec = importlib.util.spec_from_file_location("result_tables", ROOT / "benchmarks" / "result_tables.py")
+result_tables = sys.modules["result_tables"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(result_tables)
 results, medians = result_tables.results, result_tables.medians
 
 
