@@ -1,8 +1,6 @@
 """quorem's tables as TorchRec's, in one process: every scheme equals the single-device collection."""
 
-import json
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +216,3 @@ def test_the_planner_is_told_how_many_ids_a_sample_has() -> None:
     assert limits["user"].pooling_factors == [6.0]  # two rows for each id
     with pytest.raises(ValueError, match="ids_per_sample names 'usr' but must name features of the model"):
         integration.constraints(bags, batch_size=64, ids_per_sample={"usr": 3})
-
-
-def test_the_document_has_what_two_ranks_were_measured_at() -> None:
-    root = Path(__file__).parents[2]
-    benchmark = runpy.run_path(str(root / "benchmarks" / "torchrec_step.py"))
-    measured = json.loads((root / "benchmarks" / "results" / "torchrec_step.json").read_text(encoding="utf-8"))
-    _, _, rest = (root / "docs" / "torchrec.md").read_text(encoding="utf-8").partition("<!-- torchrec_step -->\n")
-    assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["result_table"](measured)
-    full, plan = (measured["models"][benchmark[name]] for name in ("FULL", "PLAN"))
-    assert plan["ms"] < full["ms"] and plan["bytes"] < full["bytes"] * 0.4, "docs/torchrec.md says so"

@@ -12,16 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from quorem.files import tensors as tensor_file
 from quorem.training import checkpoint
-from quorem.training.checkpoint import CorruptCheckpointError
+from quorem.training.checkpoint import CorruptCheckpointError, Progress
 from quorem.training.loop import train
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "empty": torch.empty(0, 4)}
 
 
+def after(step: int, **values: object) -> Progress:
+    return Progress(config="{}", step=step, **values)
+
+
 def test_what_was_saved_is_loaded(tmp_path):
-    path = checkpoint.save(tmp_path, 12, TENSORS, {"x": [1, None]})
-    step, tensors, meta = checkpoint.load(path)
-    assert (step, meta) == (12, {"x": [1, None]})
+    progress = after(12, seconds=1.5, loss=0.25)
+    read, tensors = checkpoint.load(checkpoint.save(tmp_path, progress, TENSORS))
+    assert read == progress
     assert tensors.keys() == TENSORS.keys()
     assert all(
         torch.equal(tensors[name], TENSORS[name]) and tensors[name].dtype == TENSORS[name].dtype for name in tensors
@@ -30,14 +34,14 @@ def test_what_was_saved_is_loaded(tmp_path):
 
 def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
     for step in (9, 10, 100, 1000):
-        checkpoint.save(tmp_path, step, TENSORS, {})
+        checkpoint.save(tmp_path, after(step), TENSORS)
     assert [step for step, _ in checkpoint.saved(tmp_path)] == [1000, 100]
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_other_readers_of_the_format_read_it(tmp_path):
     every = {f"{dtype}": torch.ones(3, 5, dtype=dtype) for dtype in tensor_file.NAME_OF_DTYPE}
-    path = checkpoint.save(tmp_path, 1, every | TENSORS, {})
+    path = checkpoint.save(tmp_path, after(1), every | TENSORS)
     read = load_file(path)
     assert read.keys() == every.keys() | TENSORS.keys()
     for name, tensor in (every | TENSORS).items():
@@ -73,11 +77,11 @@ def test_a_file_of_another_format_is_told(name, tmp_path):
 
 @pytest.mark.parametrize("how", HOWS)
 def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
-    checkpoint.save(tmp_path, 1, TENSORS, {})
-    damage(checkpoint.save(tmp_path, 2, TENSORS, {}), how)
+    checkpoint.save(tmp_path, after(1), TENSORS)
+    damage(checkpoint.save(tmp_path, after(2), TENSORS), how)
     with pytest.warns(UserWarning, match="is (cut off|damaged).*; the one before it is taken"):
         last = checkpoint.latest(tmp_path)
-    assert last is not None and last.step == 1
+    assert last is not None and last.progress.step == 1
     damage(tmp_path / "step-000000000001.safetensors", how)
     with pytest.warns(UserWarning), pytest.raises(CorruptCheckpointError, match="no checkpoint is whole"):
         checkpoint.latest(tmp_path)
@@ -95,36 +99,23 @@ def test_a_full_disk_keeps_the_earlier_checkpoint():
         )
         if mounted.returncode:
             pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
-        checkpoint.save(folder, 1, TENSORS, {})
+        checkpoint.save(folder, after(1), TENSORS)
         with pytest.raises(OSError, match=r"disk full: 4,000,\d{3} bytes are needed and .* are free"):
-            checkpoint.save(folder, 2, {"large": torch.ones(1_000_000)}, {})
-        assert checkpoint.latest(folder).step == 1
+            checkpoint.save(folder, after(2), {"large": torch.ones(1_000_000)})
+        assert checkpoint.latest(folder).progress.step == 1
         assert [path.name for path in folder.iterdir()] == ["step-000000000001.safetensors"]
     finally:
         subprocess.run(["umount", folder], capture_output=True)
         shutil.rmtree(folder)
 
 
-def test_values_that_a_checkpoint_must_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [{}, {"config": "{}", "step": None}, {"config": "{}", "seconds": "long"}])
+def test_values_that_a_checkpoint_must_have(values: dict, tmp_path: Path) -> None:
     """As a file that was edited by hand lacks them, its checksums made to fit."""
     path = tmp_path / "step-1.safetensors"
-    for values in ({"step": 1}, {"step": None, "meta": {}}, {"step": 1, "meta": [1]}):
-        tensor_file.write_tensors(path, checkpoint.KIND, TENSORS, values)
-        with pytest.raises(CorruptCheckpointError, match="step must be an integer and meta an object"):
-            checkpoint.load(path)
-
-
-@pytest.mark.parametrize("name", ["config", "metrics_lines", "progress"])
-def test_a_run_with_a_checkpoint_of_other_values(name: str, tmp_path: Path) -> None:
-    log = small_log(tmp_path / "log", 600)
-    with pytest.raises(KeyboardInterrupt):
-        train(small_run(log), log, tmp_path / "run", stop=StopAt(3))
-    (saved,) = checkpoint.saved(tmp_path / "run" / "checkpoints")
-    whole = checkpoint.load(saved[1])
-    meta = whole.meta | {name: {"seconds": "long"} if name == "progress" else None}
-    checkpoint.save(saved[1].parent, whole.step, whole.tensors, meta)
-    with pytest.raises(CorruptCheckpointError, match=r"the checkpoint of .*run is damaged: .* must be"):
-        train(small_run(log), log, tmp_path / "run")
+    tensor_file.write_tensors(path, checkpoint.KIND, TENSORS, values)
+    with pytest.raises(CorruptCheckpointError, match=r"step-1.safetensors is damaged: .* (is missing|must be)"):
+        checkpoint.load(path)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +131,7 @@ def test_a_run_with_a_checkpoint_of_other_tensors(part: str, kind: str, tmp_path
     name, tensor = next((n, t) for n, t in whole.tensors.items() if t.dim() == 2 and n.startswith(part))
     changed = {"dtype": {name: tensor.view(torch.int32)}, "shape": {name: tensor[1:]}, "missing": {}}[kind]
     tensors = {other: each for other, each in whole.tensors.items() if other != name} | changed
-    checkpoint.save(saved[1].parent, whole.step, tensors, whole.meta)
+    checkpoint.save(saved[1].parent, whole.progress, tensors)
     message = "missing in the checkpoint" if kind == "missing" else r"torch\.\w+ \[.*\] in the checkpoint and must be"
     with pytest.raises(ValueError, match=f"{name} is {message}"):
         train(small_run(log), log, tmp_path / "run")

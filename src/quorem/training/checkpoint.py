@@ -1,16 +1,19 @@
 """Checkpoints: one file each, written atomically, with checksums that reveal damage."""
 
+import math
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from ..files.checked_json import build
 from ..files.tensors import FileKind, TensorFile, write_tensors
 
-KIND = FileKind("quorem-checkpoint", 2)
+KIND = FileKind("quorem-checkpoint", 3)
 KEPT = 2  # checkpoints; with several, the run is not lost if the last one is damaged later
 NAME = re.compile(r"step-(\d+)\.safetensors")
 
@@ -19,19 +22,30 @@ class CorruptCheckpointError(ValueError):
     """The file is cut off, damaged, or not a checkpoint."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is: its configuration, steps, seconds of training, the last loss, and the best epoch so far."""
+
+    config: str  # as JSON
+    step: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    best_loss: float = math.inf
+    best_epoch: int = 0
+
+
 class Checkpoint(NamedTuple):
-    """The tensors after a step, and JSON values."""
+    """The progress of a run, and its tensors."""
 
-    step: int
+    progress: Progress
     tensors: dict[str, Tensor]
-    meta: dict[str, Any]
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
-    """Write the tensors and JSON values after a step, then remove all but the last ``KEPT`` checkpoints."""
+def save(folder: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> Path:
+    """Write the tensors after a step, then remove all but the last ``KEPT`` checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:012}.safetensors"
-    write_tensors(path, KIND, tensors, {"step": step, "meta": meta})
+    path = folder / f"step-{progress.step:012}.safetensors"
+    write_tensors(path, KIND, tensors, asdict(progress))
     for _, old in saved(folder)[KEPT:]:
         old.unlink()
     return path
@@ -47,13 +61,14 @@ def load(path: Path) -> Checkpoint:
     """The checkpoint in a file; raises CorruptCheckpointError if it is cut off, damaged, or not a checkpoint."""
     try:
         file = TensorFile(path, KIND)
-        step, meta = file.description.get("step"), file.description.get("meta")
-        if type(step) is not int or not isinstance(meta, dict):
-            raise ValueError(f"{path} is damaged: step must be an integer and meta an object")
         file.verify()
     except ValueError as error:
         raise CorruptCheckpointError(str(error)) from None
-    return Checkpoint(step, {name: tensor.clone() for name, tensor in file.tensors.items()}, meta)
+    try:
+        progress = build(Progress, file.description)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path} is damaged: {error}") from None
+    return Checkpoint(progress, {name: tensor.clone() for name, tensor in file.tensors.items()})
 
 
 def latest(folder: Path) -> Checkpoint | None:

@@ -1,7 +1,6 @@
 """The training loop: epochs of log loss, with checkpoints, validation and the final test (section 5.2)."""
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -10,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,13 +17,14 @@ import torch
 from ..data.prepared import Prepared
 from ..files.provenance import commit, versions
 from ..ops import cpu, gpu
+from .checkpoint import Progress
 from .clock import Clock
 from .config import RunConfig
 from .feed import Feed, steps_per_epoch
 from .metrics import Evaluation, Metrics
 from .model import build_model
 from .processes import any_of, check_same_step, is_first
-from .run import Progress, RunFolder
+from .run import RunFolder
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
@@ -117,14 +117,14 @@ def _train(
             raise ValueError(f"{feed.prepared.path} has no rows for {name}: a run needs some of each split")
     with capturing:
         trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
-    step, progress = (0, Progress()) if folder is None else folder.resume(trial)
+    progress = Progress(config=config.to_json()) if folder is None else folder.resume(trial)
+    step = progress.step
     folder = folder if is_first() else None
     check_same_step(step)
     num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
     per_epoch = steps_per_epoch(config, num_rows)
     steps, first = config.epochs * per_epoch, step
     clock = Clock(progress.seconds, options.checkpoint_seconds)
-    loss, best_loss, best_epoch = progress.loss, progress.best_loss, progress.best_epoch
     with _board(folder, options, step) as board:
 
         def log(values: dict[str, Any]) -> None:
@@ -139,6 +139,7 @@ def _train(
             step += trial.step(batches)
             if step % LOG_EVERY == 0:
                 loss = trial.mean_loss(LOG_EVERY)
+                progress = replace(progress, loss=loss)
                 if not math.isfinite(loss):
                     raise FloatingPointError(f"the loss is {loss} at step {step}: lower lr ({config.learning_rate})")
                 log({"loss": loss})
@@ -147,33 +148,32 @@ def _train(
                 with clock.paused():
                     validation = evaluate(trial, feed, "validation")
                 if step < steps:
-                    log({"validation": dataclasses.asdict(validation)})
+                    log({"validation": asdict(validation)})
             if ends:
-                (is_better,) = any_of(feed.device, validation.log_loss < best_loss)
+                (is_better,) = any_of(feed.device, validation.log_loss < progress.best_loss)
                 if is_better:
-                    best_loss, best_epoch = validation.log_loss, epoch
+                    progress = replace(progress, best_loss=validation.log_loss, best_epoch=epoch)
                     trial.keep_best()
-                elif config.patience is not None and epoch - best_epoch >= config.patience:
+                elif config.patience is not None and epoch - progress.best_epoch >= config.patience:
                     break
             is_due = folder is not None and step < steps and clock.save_is_due()
             stopping, saving = any_of(feed.device, stop is not None and stop.is_set(), is_due)
             if (stopping or saving) and folder is not None:
-                progress = Progress(seconds=clock.seconds, loss=loss, best_loss=best_loss, best_epoch=best_epoch)
                 with clock.paused(saving=True):
-                    folder.save(trial, step, progress)
+                    folder.save(trial, replace(progress, step=step, seconds=clock.seconds))
             if stopping:
                 raise KeyboardInterrupt
             if options.report is not None and (clock.report_is_due() or step == steps):
                 rate = (step - first) * config.batch_size / max(clock.session, 1e-9)
-                options.report(Status(config, step, steps, rate, loss))
+                options.report(Status(config, step, steps, rate, progress.loss))
         if feed.device.type == "cuda":
             torch.cuda.synchronize(feed.device)
-        if best_epoch and best_epoch * per_epoch < step:
+        if progress.best_epoch and progress.best_epoch * per_epoch < step:
             trial.restore_best()
         if config.bits is not None:
             trial.quantize_(config.bits)
         with clock.paused():
-            final = {name: dataclasses.asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
+            final = {name: asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
         log(final)
     for name, metrics in final.items():
         if not math.isfinite(metrics["log_loss"]):
@@ -185,7 +185,7 @@ def _train(
         "epochs": step // per_epoch,
         "steps": step,
         "rows": step * num_rows // per_epoch,
-        **({"best_epoch": best_epoch} if config.epochs > 1 else {}),
+        **({"best_epoch": progress.best_epoch} if config.epochs > 1 else {}),
         **final,
         **sizes(trial),
         "seconds": seconds,

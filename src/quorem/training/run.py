@@ -10,11 +10,10 @@ result.json           the result, which is written last: if it exists, the run i
 """
 
 import json
-import math
 import os
 import warnings
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,12 @@ from .. import models
 from ..data.encoding import write_encoding
 from ..data.prepared import Prepared
 from ..files import atomic as files
-from ..files.checked_json import build
-from ..files.provenance import commit, versions
 from ..files.saved_model import load, save
 from ..files.tensors import FileKind, TensorFile, write_tensors
 from ..models.custom import is_custom
 from ..modules.lookup import Tables
 from . import checkpoint
+from .checkpoint import Progress
 from .config import RunConfig
 from .trial import Trial
 
@@ -38,27 +36,6 @@ RESULT_FORMAT = "quorem-result-1"
 ENCODING, RESULT = "encoding.safetensors", "result.json"
 MODEL, LAYERS = "model.safetensors", "layers.safetensors"
 LAYERS_KIND = FileKind("quorem-layers", 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a checkpoint keeps beside the tensors: seconds of training, the last loss, and the best epoch so far."""
-
-    seconds: float = 0.0
-    loss: float | None = None
-    best_loss: float = math.inf
-    best_epoch: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointMeta:
-    """The JSON values of a checkpoint."""
-
-    config: str
-    progress: Progress
-    metrics_lines: int  # lines in metrics.jsonl up to the step
-    versions: dict[str, Any]
-    commit: str | None
 
 
 class RunFolder:
@@ -77,7 +54,6 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str], config: RunConfig) -> None:
         self.path, self.config = Path(path), config
         self._lock: files.Lock | None = None
-        self._num_lines = 0  # lines in metrics.jsonl
 
     def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
         """Lock the folder against other processes until ``unlock``; raises LockedError if one is training in it."""
@@ -130,8 +106,8 @@ class RunFolder:
         path = self.path / RESULT
         return read_result(path) if path.exists() else None
 
-    def resume(self, trial: Trial) -> tuple[int, Progress]:
-        """Restore the trial from the latest intact checkpoint, if there is one; returns its step and progress.
+    def resume(self, trial: Trial) -> Progress:
+        """Restore the trial from the latest intact checkpoint, if there is one; returns its progress.
 
         The process that has locked the folder also drops the metrics of later steps.
 
@@ -139,54 +115,40 @@ class RunFolder:
             CorruptCheckpointError: if there are checkpoints, but none is intact.
             ValueError: if the checkpoint is of another run.
         """
-        last = checkpoint.latest(self.path / "checkpoints")
-        step, progress, num_lines = 0, Progress(), 0
+        last, progress = checkpoint.latest(self.path / "checkpoints"), Progress(config=self.config.to_json())
         if last is not None:
-            try:
-                meta = build(CheckpointMeta, last.meta)
-                earlier = RunConfig.from_json(meta.config)
-            except ValueError as error:
-                message = f"the checkpoint of {self.path} is damaged: {error}"
-                raise checkpoint.CorruptCheckpointError(message) from None
-            if earlier != self.config:
-                raise ValueError(f"{self.path} has a checkpoint of another run: {difference(earlier, self.config)}")
-            trial.restore(last.step, last.tensors)
-            step, progress, num_lines = last.step, meta.progress, meta.metrics_lines
+            if last.progress.config != progress.config:
+                other = difference(RunConfig.from_json(last.progress.config), self.config)
+                raise ValueError(f"{self.path} has a checkpoint of another run: {other}")
+            progress = last.progress
+            trial.restore(progress.step, last.tensors)
         if self._lock is not None:
-            self._forget_after(step, num_lines)
-        return step, progress
+            self._forget_after(progress.step)
+        return progress
 
-    def _forget_after(self, step: int, num_lines: int) -> None:
-        """Drop the metrics of steps after ``step``, which will be repeated; warn if some of the others are lost."""
+    def _forget_after(self, step: int) -> None:
+        """Drop the metrics of steps after ``step``, which will be repeated; warn of damaged lines but the last.
+
+        A process that was killed may have left the last line unfinished.
+        """
         path = self.path / "metrics.jsonl"
-        lines = [values for values in read_metrics(path).lines if values["step"] <= step]
-        if lost := num_lines - len(lines):
-            warnings.warn(
-                f"{path} is damaged: {lost} of its {num_lines} lines up to step {step} are lost", stacklevel=4
-            )
+        lines, damaged, _ = read_metrics(path)
+        if lost := [number for number in damaged if number < len(lines) + len(damaged)]:
+            warnings.warn(f"{path} is damaged: lines {lost} are lost", stacklevel=4)
         self.metrics.close()
-        files.write(path, "".join(map(_line, lines)))
+        files.write(path, "".join(_line(values) for values in lines if values["step"] <= step))
         self._open_metrics()
-        self._num_lines = len(lines)
 
-    def save(self, trial: Trial, step: int, progress: Progress) -> None:
+    def save(self, trial: Trial, progress: Progress) -> None:
         """Write a checkpoint; the metrics up to it are synced to the disk first."""
         self.metrics.flush()
         os.fsync(self.metrics.fileno())
-        meta = CheckpointMeta(
-            config=self.config.to_json(),
-            progress=progress,
-            metrics_lines=self._num_lines,
-            versions=versions(),
-            commit=commit(),
-        )
-        checkpoint.save(self.path / "checkpoints", step, trial.tensors(), asdict(meta))
+        checkpoint.save(self.path / "checkpoints", progress, trial.tensors())
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
         self.metrics.write(_line({"step": step, **values}))
         self.metrics.flush()
-        self._num_lines += 1
 
     def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
         """Write the model, unless it is None, with its encoding, and the result; remove all checkpoints."""
