@@ -38,7 +38,7 @@ test: install ## run every test, the docstrings' examples and the documents' cod
 triton: install ## run the GPU kernels' tests in the interpreter of another Triton (TRITON=3.9.0), beside .venv
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/triton-$(TRITON) triton==$(TRITON)
 	$(TEST_ENV) PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
-		-m "kernels(device='gpu')" tests/ops/gpu tests/dense $(PYTEST_ARGS)
+		-m "kernels(device='gpu')" tests/ops/gpu $(PYTEST_ARGS)
 
 hunt: install ## damaged files, kills, drawn lookups and steps by the thousand, into benchmarks/results/hunt (an hour)
 	mkdir -p benchmarks/results/hunt

@@ -1,4 +1,4 @@
-"""Lookups and steps on one CPU thread: hot and cold ids over a pool beside QR(4), few bits, and plain EmbeddingBags.
+"""Lookups and steps on one CPU thread: hot and cold ids over a pool beside QR(4), and few bits.
 
     python benchmarks/cpu_lookups.py --out benchmarks/results/cpu_lookups.json
 
@@ -6,11 +6,10 @@ The 26 Criteo Kaggle features at D = 16, Zipf ids; ``small`` tables have a hundr
 cache. Four parts, of which each is measured in turns, so that all its providers see the same disturbances:
 
     pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
-             Adagrad, with ids by frequency and with lists of hot ids; and what a batch moves at least: distinct rows
-             and cache lines, each counted once a pass
+             Adagrad, with ids by frequency and with lists of hot ids
+    narrow   the same HotCold tables beside ones of the same bytes with rows of 8 and of 4 numbers: lookup and step
     state    QR(4): step of Adagrad with sums of squares in float32, bfloat16 and log8
     bits     QR(4) in float32, 8 and 4 bits: lookup
-    latency  p50 and p99 of a lookup of QR(4), of the same in 8 bits, and of one full nn.EmbeddingBag a feature
 """
 
 import random
@@ -32,37 +31,23 @@ DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up t
 Call = Callable[[int], Any]  # with the number of a batch
 
 
-def collection(cardinalities: tuple[int, ...], kind: str, *, sparse: bool = False) -> EmbeddingCollection:
-    """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list)."""
+def collection(cardinalities: tuple[int, ...], kind: str, width: int = DIM) -> EmbeddingCollection:
+    """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list).
+
+    Rows of fewer than DIM numbers are as many more.
+    """
     rows = sum(rows for n in cardinalities for rows, _ in QR(4).spec(n, DIM).shapes)
-    pool = Pool(rows - sum(n // HOT if n > SMALL else n for n in cardinalities))
+    pool = Pool((rows - sum(n // HOT if n > SMALL else n for n in cardinalities)) * DIM // width)
     tables = []
     for t, n in enumerate(cardinalities):
-        hot_cold = HotCold(n // HOT, cold=pool) if n > SMALL else Full()
+        num_hot = min(n // HOT * DIM // width, n - n // HOT)
+        hot_cold = HotCold(num_hot, cold=pool, width=None if width == DIM else width) if n > SMALL else Full()
         counts = torch.arange(n, 0, -1) if kind == "lists" and n > SMALL else None
         tables.append(Table(f"C{t}", n, DIM, QR(4) if kind == "qr" else hot_cold, frequencies=counts))
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tables that stay full
-        return EmbeddingCollection(tables, sparse=sparse)
-
-
-def distinct_rows(module: EmbeddingCollection, ids: Tensor) -> int:
-    """How many rows a batch reads, each counted once."""
-    module(ids).sum().backward()
-    gradient = module.stored.grad
-    module.stored.grad = None
-    return len(gradient.coalesce().indices()[0])
-
-
-def least_lines(ids: Tensor, distinct: int) -> dict[str, int]:
-    """Cache lines that a lookup and a step move at least, where a row, a vector and a row's state are a line each.
-
-    A lookup reads ids and rows and writes vectors. The rest of a step reads ids and gradients, and reads and writes
-    rows and their state.
-    """
-    in_order = ids.nbytes // 64 + ids.numel()
-    return {"lookup_lines": in_order + distinct, "step_lines": 2 * in_order + 5 * distinct}
+        return EmbeddingCollection(tables)
 
 
 def lookup(module: nn.Module, ids: list[Tensor]) -> Call:
@@ -75,17 +60,6 @@ def step(module: EmbeddingCollection, ids: list[Tensor]) -> Call:
     vectors = module(ids[0])
     grad = torch.randn(vectors.shape, dtype=vectors.dtype) / len(ids[0])
     return lambda b: module(ids[b]).backward(grad)
-
-
-class Bags(nn.Module):
-    """One full EmbeddingBag a feature, looked up one by one."""
-
-    def __init__(self, cardinalities: tuple[int, ...]) -> None:
-        super().__init__()
-        self.bags = nn.ModuleList(nn.EmbeddingBag(n, DIM, mode="sum") for n in cardinalities)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return torch.stack([bag(ids[:, f : f + 1]) for f, bag in enumerate(self.bags)], 1)
 
 
 def in_turns(calls: dict[str, Call], seconds: float, least: int) -> dict[str, list[float]]:
@@ -130,36 +104,26 @@ def measured(part: str, size: str) -> list[dict[str, Any]]:
         modules: dict[str, Any] = {kind: collection(cardinalities, kind) for kind in ("qr", "pool", "lists")}
         for module in modules.values():
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
-        base, batches = "qr", (2048, 65536)
-        counted = {kind: collection(cardinalities, kind, sparse=True) for kind in ("qr", "pool")}
+    elif part == "narrow":
+        modules = {f"rows of {width}": collection(cardinalities, "pool", width) for width in (DIM, 8, 4)}
+        for module in modules.values():
+            optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
     elif part == "state":
         modules = {dtype: collection(cardinalities, "qr") for dtype in get_args(StateDtype)}
         for dtype, module in modules.items():
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01, state_dtype=dtype)
-        base, batches = "float32", (2048, 65536)
     else:
         modules = {"float32": collection(cardinalities, "qr")}
-        bits = (8, 4) if part == "bits" else (8,)
-        modules |= {f"{b} bits": quantize_(collection(cardinalities, "qr"), b) for b in bits}
-        base, batches = "float32", (2048, 65536)
-        if part == "latency":
-            modules["bags"] = Bags(cardinalities)
-            base, batches = "bags", (1, 32, 1024)
-    for batch in batches:
+        modules |= {f"{bits} bits": quantize_(collection(cardinalities, "qr"), bits) for bits in (8, 4)}
+    base, modes = next(iter(modules)), {"lookup": lookup, "step": step}
+    if part in ("bits", "state"):
+        del modes["step" if part == "bits" else "lookup"]
+    for batch in (2048, 65536):
         ids = [grid.draw_ids("zipf", cardinalities, batch, seed=seed) for seed in range(BATCHES)]
-        setting, seconds = {"tables": size, "batch": batch}, 1.2 if part == "latency" else 2.0
-        if part != "state":
-            calls = {name: lookup(module, ids) for name, module in modules.items()}
-            rows += rows_of(part, {**setting, "mode": "lookup"}, in_turns(calls, seconds, 5), base)
-        if part == "pool":
-            for kind, module in counted.items():
-                distinct = distinct_rows(module, ids[0])
-                row = {"part": part, **setting, "provider": kind, "distinct_rows": distinct}
-                rows.append(row | least_lines(ids[0], distinct))
-                print(*row.values(), flush=True)
-        if part in ("pool", "state"):
-            calls = {name: step(module, ids) for name, module in modules.items()}
-            rows += rows_of(part, {**setting, "mode": "step"}, in_turns(calls, seconds, 5), base)
+        for mode, make in modes.items():
+            calls = {name: make(module, ids) for name, module in modules.items()}
+            setting = {"tables": size, "batch": batch, "mode": mode}
+            rows += rows_of(part, setting, in_turns(calls, 2.0, 5), base)
     return rows
 
 
@@ -170,7 +134,7 @@ def main() -> None:
     command = "python benchmarks/cpu_lookups.py"
     results: dict[str, Any] = {"facts": run.facts_of_run(torch.device("cpu"), command, None), "rows": []}
     for size in ("small", "full"):
-        for part in ("latency", "bits", "pool", "state"):
+        for part in ("bits", "pool", "narrow", "state"):
             results["rows"] += measured(part, size)
             result_file.write(options.out, results)
 

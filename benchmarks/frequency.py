@@ -1,11 +1,10 @@
-"""Tables with hot and cold ids over one pool beside QR(4) of as many rows, and rows of 8 and 4 bits beside float32.
+"""Tables with hot and cold ids over one pool beside QR(4) of as many rows.
 
     PYTHONPATH=src python3 benchmarks/frequency.py --out benchmarks/results/frequency.json [--commit SHA]
 
 On a GPU, eager and in CUDA graphs; on the Criteo tables' numbers of ids, with Zipf ids. Of ``hot and cold`` the lowest
 eighth of each table's ids have rows of their own, and the others share one pool. With ``lists``, frequencies say which
-ids are hot, in no order. A row has the median time and its ratio to float32 QR(4), measured in turns; and the floor,
-the fewest bytes that such a batch must move, their ratio to those of QR(4), and the time of a copy of so many bytes.
+ids are hot, in no order. A row has the median time and its ratio to QR(4), measured in turns.
 """
 
 import argparse
@@ -21,7 +20,6 @@ import torch
 import quorem
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import grid, measure, run
-from quorem.ops.rows import lookup_reads
 
 SMALL = 100  # ids up to which a table stays full
 HOT = 8  # one of so many ids has a row of its own
@@ -31,12 +29,7 @@ MODES = {
     "step_adam": quorem.optim.Adam,
     "step_amsgrad": quorem.optim.AMSGrad,
 }
-# How often a number of each distinct row, or of its optimizer's state, is read or written: once by the lookup; by the
-# update it is read and written with the state; under Adam and AMSGrad both are read before the lookup, to bring the row
-# up to date, and all but AMSGrad's maximum are written.
-MOVES = {"forward": 1, "step": 1 + 4, "step_adam": 6 + 1 + 6, "step_amsgrad": 7 + 1 + 8}
 SETTLED = 400  # steps of Adam and AMSGrad from which on missed steps have a closed form
-FEWER_BITS = {"QR(4), 8 bits": 8, "QR(4), 4 bits": 4, "hot and cold, 8 bits": 8}
 
 
 def collection(name: str, dim: int, device: torch.device, orders: list[torch.Tensor]) -> quorem.EmbeddingCollection:
@@ -56,8 +49,7 @@ def collection(name: str, dim: int, device: torch.device, orders: list[torch.Ten
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tables that stay full
-        module = quorem.EmbeddingCollection(tables, device=device)
-    return quorem.quantize_(module, FEWER_BITS[name]) if name in FEWER_BITS else module
+        return quorem.EmbeddingCollection(tables, device=device)
 
 
 def operation(mode: str, module: quorem.EmbeddingCollection, ids: torch.Tensor) -> Callable[[], Any]:
@@ -69,20 +61,6 @@ def operation(mode: str, module: quorem.EmbeddingCollection, ids: torch.Tensor) 
     return lambda: module(ids).backward(grad)
 
 
-def floor_bytes(mode: str, module: quorem.EmbeddingCollection, batches: list[torch.Tensor]) -> int:
-    """The fewest bytes that a batch must move, as a mean: ids, vectors, gradients, distinct rows and their state."""
-    total = 0
-    for ids in batches:
-        reads = lookup_reads(ids, module.layout)
-        rows = len(reads.rows[reads.used.expand_as(reads.rows)].unique())
-        passes = 1 if mode == "forward" else 2
-        vectors = len(ids) * len(module.layout.slots) * module.width * 4
-        total += passes * (ids.nbytes + vectors) + MOVES[mode] * rows * module.stored.shape[1] * module.stored.itemsize
-        if len(module.layout.ranks):  # a word of 8 bytes has the ranks of 32 ids
-            total += 8 * passes * sum(len((column >> 5).unique()) for column in ids.T)
-    return total // len(batches)
-
-
 @cache
 def orders_by_frequency() -> list[torch.Tensor]:
     """The ids of each table by falling frequency: drawn at random."""
@@ -90,14 +68,12 @@ def orders_by_frequency() -> list[torch.Tensor]:
     return [torch.randperm(n, generator=draw) for n in CARDINALITIES]
 
 
-def measured(dim: int, batch: int, mode: str, device: torch.device, bandwidth: float) -> list[dict[str, Any]]:
+def measured(dim: int, batch: int, mode: str, device: torch.device) -> list[dict[str, Any]]:
     """A row for each kind of tables, eager and in a graph."""
     orders = orders_by_frequency()
     ranks = [grid.draw_ids("zipf", CARDINALITIES, batch, seed=seed) for seed in range(grid.ROTATION)]
-    names = ["QR(4)", "hot and cold", "hot and cold, lists", *(FEWER_BITS if mode == "forward" else [])]
     calls: dict[tuple[str, bool], measure.Call] = {}
-    stored, floors = {}, {}
-    for name in names:
+    for name in ("QR(4)", "hot and cold", "hot and cold, lists"):
         module = collection(name, dim, device, orders)
         ids = ranks
         if "lists" in name:
@@ -105,11 +81,9 @@ def measured(dim: int, batch: int, mode: str, device: torch.device, bandwidth: f
         if MODES[mode] is not None:
             quorem.optim.apply_in_backward(module, MODES[mode], lr=0.01)
         ids = [i.to(device) for i in ids]
-        floors[name] = floor_bytes(mode, module, ids)
         runs = [operation(mode, module, i) for i in ids]
         for each in runs:
             each()
-        stored[name] = module.stored.numel() * module.stored.element_size()
         calls[name, False] = measure.Call(name, run.rotation(runs))
         replay = measure.captured(runs)
         for _ in range(SETTLED // len(runs) if mode in ("step_adam", "step_amsgrad") else 0):
@@ -122,9 +96,7 @@ def measured(dim: int, batch: int, mode: str, device: torch.device, bandwidth: f
         ratio = round(median / calls["QR(4)", graph].quantiles()[1], 3)
         setting = {"mode": mode, "tables": name, "dim": dim, "batch": batch, "graph": int(graph)}
         rows.append(setting | {"median_us": median, "q20_us": q20, "q80_us": q80, "over_qr": ratio})
-        rows[-1] |= {"samples": len(call.seconds), "stored_bytes": stored[name], "floor_bytes": floors[name]}
-        rows[-1] |= {"floor_us": round(floors[name] / bandwidth * 1e6, 3)}
-        rows[-1] |= {"floor_over_qr": round(floors[name] / floors["QR(4)"], 3)}
+        rows[-1] |= {"samples": len(call.seconds)}
     return rows
 
 
@@ -137,13 +109,11 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda")
     command = "python benchmarks/frequency.py"
-    bandwidth = measure.copy_bandwidth(device, measure.EFFORTS["cuda"])
-    results: dict[str, Any] = {"facts": run.facts_of_run(device, command, options.commit)}
-    results |= {"copy_bytes_per_s": round(bandwidth), "rows": []}
+    results: dict[str, Any] = {"facts": run.facts_of_run(device, command, options.commit), "rows": []}
     for dim in options.dim or (16, 64):
         for mode in options.mode or MODES:
             for batch in (2048, 65536):
-                for row in measured(dim, batch, mode, device, bandwidth):
+                for row in measured(dim, batch, mode, device):
                     results["rows"].append(row)
                     print(*list(row.values())[:9], flush=True)
                 torch.cuda.empty_cache()

@@ -4,24 +4,19 @@
 
 DLRM, D = 16, batch 128, one epoch, Adagrad at 0.01 and AMSGrad at 0.001; ``quorem.plan`` with the counts of the
 training rows, and bytes that are a 16th or a 60th of those of full tables with the optimizer's state. A seed draws its
-own log and first weights, and all settings of a seed train on the same rows in the same order, at a time. With
-``--ids log`` ids are numbered as the log has them, so that plans keep lists of ids; with ``frequency`` they are
-numbered by falling count, as ``quorem prepare`` does.
+own log and first weights, and all settings of a seed train on the same rows in the same order, at a time. Ids are
+numbered as the log has them, so that plans keep lists of ids.
 
 A run that a file has is not trained again: ``--out`` of an earlier call is added to.
 """
 
-import argparse
 import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import result_file
@@ -44,7 +39,6 @@ D = 16
 TIMES = (16, 60)
 SETTINGS = ("full", "QR(4)", *(f"plan, {times}x" for times in TIMES))
 OPTIMIZERS = ("adagrad", "amsgrad")
-IDS = ("log", "frequency")
 EVALUATION_ROWS = 1 << 16
 
 
@@ -57,25 +51,17 @@ class Rows(NamedTuple):
     counts: dict[str, Tensor]
 
 
-def draw(seed: int, num_rows: int, scale: float, ids: str, device: torch.device) -> Rows:
-    """The rows of a seed's log, with ids as the log has them or by falling count."""
+def draw(seed: int, num_rows: int, scale: float, device: torch.device) -> Rows:
+    """The rows of a seed's log."""
     log = ClickLog(cardinalities=scaled_cardinalities(scale), seed=seed)
     split = day_split(num_rows, 7)
     train = log.draw(*split["train"]).batch.to(device)
     test, probability = log.draw(*split["test"])
     best = float(F.binary_cross_entropy(probability, test.labels.double()))
-    test = test.to(device)
-    counts = {}
-    for f, n in enumerate(log.cardinalities):
-        count = torch.bincount(train.ids[:, f].long(), minlength=n)
-        if ids == "frequency":
-            order = count.argsort(descending=True, stable=True)
-            rank = torch.empty_like(order).scatter_(0, order, torch.arange(n, device=device))
-            for rows in (train, test):
-                rows.ids[:, f] = rank[rows.ids[:, f].long()].int()
-            count = count[order]
-        counts[f"C{f + 1}"] = count.cpu()
-    return Rows(train, test, best, counts)
+    counts = {
+        f"C{f + 1}": torch.bincount(train.ids[:, f].long(), minlength=n).cpu() for f, n in enumerate(log.cardinalities)
+    }
+    return Rows(train, test.to(device), best, counts)
 
 
 def tables_of(setting: str, optimizer: str, counts: dict[str, Tensor]) -> tuple[list[Table], int]:
@@ -135,20 +121,18 @@ def train(setting: str, optimizer: str, seed: int, rows: Rows) -> dict[str, Any]
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each number of rows, kind of ids, optimizer and setting: the mean test loss, and the mean difference
-    from QR(4) of the same seed, each with its standard error."""
+    """A row for each number of rows, optimizer and setting: the mean test loss, and the mean difference from QR(4) of
+    the same seed, each with its standard error."""
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for run in runs:
-        key = (run["rows"], run["ids"], run["optimizer"], run["setting"])
-        groups.setdefault(key, {})[run["seed"]] = run["test"]
+        groups.setdefault((run["rows"], run["optimizer"], run["setting"]), {})[run["seed"]] = run["test"]
     rows = []
-    for (num_rows, ids, optimizer, setting), losses in groups.items():
-        beside = groups.get((num_rows, ids, optimizer, "QR(4)"), {})
+    for (num_rows, optimizer, setting), losses in groups.items():
+        beside = groups.get((num_rows, optimizer, "QR(4)"), {})
         differences = [loss - beside[seed] for seed, loss in losses.items() if seed in beside]
         rows.append(
             {
                 "rows": num_rows,
-                "ids": ids,
                 "optimizer": optimizer,
                 "setting": setting,
                 "seeds": len(losses),
@@ -170,58 +154,37 @@ def standard_error(values: list[float]) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def compile_kernels(settings: list[str], optimizers: list[str], ids: str) -> list[subprocess.Popen[bytes]]:
-    """Processes that compile the kernels of each setting into Triton's cache, side by side."""
-    command = [sys.executable, __file__, "--scale", "0.1", "--rows", "20000", "--ids", ids, "--device", "cuda"]
-    jobs = [["--settings", setting, "--optimizers", rule] for setting in settings for rule in optimizers]
-    return [subprocess.Popen([*command, *job], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for job in jobs]
-
-
 def main() -> None:
     """Read the command line, train, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON to write; without, one small run compiles kernels")
+    parser = result_file.parser_of(__doc__)
     parser.add_argument("--commit", help="of the code, where there is no repository to ask")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the log: six sevenths train, a 14th tests")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--ids", choices=IDS, default="log", help="how ids are numbered")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--scale", type=float, default=1.0, help="of the cardinalities")
     parser.add_argument("--workers", type=int, default=8, help="runs at a time")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no seed after that")
     options = parser.parse_args()
     began, device = time.perf_counter(), torch.device(options.device)
-    runs: list[dict[str, Any]] = []
-    if options.out is not None and options.out.exists():
-        runs = json.loads(options.out.read_text(encoding="utf-8"))["runs"]
-    done = {(run["rows"], run["ids"], run["seed"], run["optimizer"], run["setting"]) for run in runs}
-    compiling = []
-    if options.out is not None and device.type == "cuda":
-        compiling = compile_kernels(options.settings, options.optimizers, options.ids)
+    runs: list[dict[str, Any]] = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    done = {(run["rows"], run["seed"], run["optimizer"], run["setting"]) for run in runs}
     about: dict[str, Any] = {"facts": facts_of_run(device, "python benchmarks/plan_synthetic.py", options.commit)}
     about["config"] = {"network": "dlrm", "dim": D, "batch": 128, "epochs": 1, "scale": options.scale}
     for seed in options.seeds:
-        if time.perf_counter() - began > options.seconds:
-            print(f"no time left for seed {seed}", flush=True)
-            break
-        rows = draw(seed, options.rows, options.scale, options.ids, device)
-        for process in compiling:
-            process.wait()
+        rows = draw(seed, options.rows, options.scale, device)
         print(f"seed {seed}: rows drawn, {time.perf_counter() - began:.0f} s", flush=True)
         jobs = [
             (setting, optimizer)
             for setting in options.settings
             for optimizer in options.optimizers
-            if (options.rows, options.ids, seed, optimizer, setting) not in done
+            if (options.rows, seed, optimizer, setting) not in done
         ]
         with ThreadPoolExecutor(options.workers) as pool:
             for future in [pool.submit(train, *job, seed, rows) for job in jobs]:
-                runs.append({"rows": options.rows, "ids": options.ids, **future.result()})
+                runs.append({"rows": options.rows, **future.result()})
                 print(*runs[-1].values(), f"{time.perf_counter() - began:.0f} s", flush=True)
-                if options.out is not None:
-                    result_file.write(options.out, {**about, "rows": summary(runs), "runs": runs})
+                result_file.write(options.out, {**about, "rows": summary(runs), "runs": runs})
         del rows
     for row in summary(runs):
         print(*row.values())

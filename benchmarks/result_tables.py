@@ -1,17 +1,28 @@
-"""Tables of the documents that are computed from the files in ``benchmarks/results``.
+"""Write the tables of the result files into the documents; a test compares. Run after a new benchmark:
 
-Each stands between ``<!-- name -->`` and ``<!-- /name -->``: ``show_results.py`` writes it, and a test compares.
+    python benchmarks/result_tables.py
+
+A table of this file stands between ``<!-- name -->`` and ``<!-- /name -->``. A table that a command prints stands
+between the command, which may be broken over several lines, and ``<!-- end -->``:
+
+    <!-- quorem bench --table benchmarks/results/cpu.csv --mode step -->
 """
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from quorem.cli import app
 from quorem.experiments.bench import report
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 NAMES = {"dlrm": "DLRM", "dcn": "DCN", "adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PLAN_SIZES = (4, 16, 60, 250, 1000)
 PLAN_SETTINGS = {
@@ -86,10 +97,10 @@ def _over_full(result: dict[str, Any], networks: Sequence[str], sizes: Sequence[
 def plan_synthetic() -> str:
     """Test log loss on the synthetic log at full cardinalities, and the difference from QR(4) of the same seeds."""
     rows = []
-    runs = {(r["ids"], r["optimizer"], r["setting"]): r for r in results("plan_synthetic")["rows"]}
+    runs = {(r["optimizer"], r["setting"]): r for r in results("plan_synthetic")["rows"]}
     for optimizer in ("adagrad", "amsgrad"):
         for setting, name in {"full": "full", "QR(4)": "`QR(4)`, 4x", **SYNTHETIC_PLANS}.items():
-            r = runs["log", optimizer, setting]
+            r = runs[optimizer, setting]
             over = "" if setting == "QR(4)" else f"{r['over_qr']:+.4f} ± {r['over_qr_error']:.4f}"
             rows.append((NAMES[optimizer], name, f"{r['test']:.4f}", over))
     return markdown(("optimizer", "tables", "test log loss", "against `QR(4)`"), *rows)
@@ -235,19 +246,51 @@ def catalogue_quality() -> str:
     return text
 
 
-TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    function.__name__: (document, function)
-    for document, function in (
-        ("README.md", first_minutes),
-        ("docs/catalogue.md", catalogue),
-        ("docs/catalogue.md", catalogue_quality),
-        ("docs/compress.md", foreign_models),
-        ("docs/appendix/fit.md", fits),
-        ("docs/appendix/plan_quality.md", other_logs),
-        ("docs/appendix/plan_quality.md", plan_synthetic),
-        ("docs/benchmarks.md", against_fbgemm),
-        ("docs/choosing.md", plan_quality),
-        ("docs/choosing.md", movielens),
-        ("docs/kernels.md", cpu_lookups),
-    )
+def torchrec_step() -> str:
+    """Time and bytes of a step on two ranks."""
+    models = results("torchrec_step")["models"]
+    full = next(iter(models.values()))["ms"]
+    rows = []
+    for name, row in models.items():
+        rows.append((name, f"{row['ms']:.0f}", f"{full / row['ms']:.2f}", f"{row['bytes'] / 1e6:.2f}"))
+    return markdown(("tables", "ms a step", "full tables' time over it", "MB that a rank sends"), *rows)
+
+
+DOCUMENTS: dict[str, tuple[Callable[[], str], ...]] = {  # the tables of each
+    "README.md": (first_minutes,),
+    "docs/appendix/fit.md": (fits,),
+    "docs/appendix/plan_quality.md": (other_logs, plan_synthetic),
+    "docs/benchmarks.md": (against_fbgemm,),
+    "docs/catalogue.md": (catalogue, catalogue_quality),
+    "docs/choosing.md": (plan_quality, movielens),
+    "docs/compress.md": (foreign_models,),
+    "docs/kernels.md": (cpu_lookups,),
+    "docs/torchrec.md": (torchrec_step,),
 }
+PRINTED = re.compile(r"(<!-- (quorem bench (?:(?!-->).)*)\s-->\n).*?(<!-- end -->\n)", re.DOTALL)
+
+
+def printed(match: re.Match[str]) -> str:
+    """What a command prints, between its comments."""
+    done = CliRunner().invoke(app, shlex.split(match[2])[1:])
+    if done.exit_code:
+        raise SystemExit(f"{match[2]}: {done.output}")
+    return match[1] + done.output + match[3]
+
+
+def with_tables(document: str) -> str:
+    """The text of a document with its tables as they have to be; run it in the root of a checkout."""
+    text = PRINTED.sub(printed, (ROOT / document).read_text(encoding="utf-8"))
+    for table in DOCUMENTS[document]:
+        name = table.__name__
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->\n")
+        if not end:
+            raise SystemExit(f"{document}: <!-- {name} --> and <!-- /{name} --> must stand in it")
+        text = f"{before}<!-- {name} -->\n{table()}{end}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        (ROOT / document).write_text(with_tables(document), encoding="utf-8")

@@ -1,11 +1,10 @@
-"""A load test of ``examples/serve.py`` on loopback: latencies and rows a second by rows of a request and clients.
+"""How long ``examples/serve.py`` takes to answer, on loopback, by rows of a request.
 
     python benchmarks/serve.py --seconds 3 --out benchmarks/results/serve.json
 
 DLRM with 26 features of Criteo's cardinalities, scaled, rows in 8 bits, exported to ONNX. The server is one process
-with one thread of ONNX Runtime; the clients are threads of another process on the same machine, each with one
-connection that sends a request when it has the answer to the last. A request has rows of raw values, 13 numbers and 26
-ids. ``in_process`` is the session alone on encoded rows, without HTTP and JSON.
+with one thread of ONNX Runtime; the client is another process with one connection. A request has rows of raw values,
+13 numbers and 26 ids. ``in_process`` is the session alone on encoded rows, without HTTP and JSON.
 """
 
 import http.client
@@ -16,8 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ from quorem.files.provenance import commit, versions
 from quorem.serving.named import export_named
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "serve.py"
-CASES = ((1, 1), (1, 4), (32, 1), (32, 4), (1024, 1))  # rows of a request, clients
+CASES = (1, 32, 1024)  # rows of a request
 STARTS_WITHIN = 120  # seconds
-BODIES = 32  # requests that a client goes through, again and again
+BODIES = 32  # requests that the client goes through, again and again
 
 
 def main() -> None:
@@ -61,11 +60,14 @@ def measure(path: Path, seconds: float, scale: float) -> dict[str, Any]:
     server = subprocess.Popen([sys.executable, str(EXAMPLE), str(path), "--port", str(port)])
     try:
         wait_for(port, server)
-        for rows, clients in CASES:
+        for rows in CASES:
             bodies = [request(rows, sizes, seed) for seed in range(BODIES)]
-            load(port, bodies, clients, 0.5)  # connections, caches
-            case = {"rows": rows, "clients": clients, **load(port, bodies, clients, seconds)}
-            case["in_process"] = in_process(path, bodies, seconds / 3)
+            answered(port, bodies, 0.5)  # connections, caches
+            case = {
+                "rows": rows,
+                **answered(port, bodies, seconds),
+                "in_process": in_process(path, bodies, seconds / 3),
+            }
             result["cases"].append(case)
     finally:
         server.terminate()
@@ -112,30 +114,18 @@ def request(rows: int, sizes: Any, seed: int) -> bytes:
     return json.dumps([dict(zip(names, [*d, *i], strict=True)) for d, i in zip(dense, ids, strict=True)]).encode()
 
 
-def load(port: int, bodies: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
-    """Requests from so many clients at once, for so long."""
-    latencies: list[list[float]] = [[] for _ in range(clients)]
-    began = time.perf_counter()
+def answered(port: int, bodies: list[bytes], seconds: float) -> dict[str, Any]:
+    """Requests one after another, for so long."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
 
-    def client(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        count = number
-        while time.perf_counter() - began < seconds:
-            start = time.perf_counter()
-            connection.request("POST", "/score", bodies[count % len(bodies)])
-            answer = connection.getresponse()
-            body = answer.read()
-            latencies[number].append(time.perf_counter() - start)
-            if answer.status != 200 or b"null" in body:
-                raise RuntimeError(body[:200])
-            count += 1
+    def ask(number: int) -> None:
+        connection.request("POST", "/score", bodies[number % len(bodies)])
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200 or b"null" in body:
+            raise RuntimeError(body[:200])
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return summary([each for own in latencies for each in own], time.perf_counter() - began, len(json.loads(bodies[0])))
+    return latencies(ask, seconds)
 
 
 def in_process(path: Path, bodies: list[bytes], seconds: float) -> dict[str, Any]:
@@ -148,12 +138,7 @@ def in_process(path: Path, bodies: list[bytes], seconds: float) -> dict[str, Any
         }
         for body in bodies
     ]
-    latencies, began = [], time.perf_counter()
-    while time.perf_counter() - began < seconds or not latencies:
-        start = time.perf_counter()
-        scorer.run(["probabilities"], inputs[len(latencies) % len(inputs)])
-        latencies.append(time.perf_counter() - start)
-    return summary(latencies, time.perf_counter() - began, len(inputs[0]["ids"]))
+    return latencies(lambda number: scorer.run(["probabilities"], inputs[number % len(inputs)]), seconds)
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -163,14 +148,16 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def summary(latencies: list[float], seconds: float, rows: int) -> dict[str, Any]:
-    cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
-    return {
-        "requests": len(latencies),
-        "rows_per_second": round(len(latencies) * rows / seconds),
-        "p50_ms": round(1000 * cuts[49], 3),
-        "p99_ms": round(1000 * cuts[98], 3),
-    }
+def latencies(call: Callable[[int], object], seconds: float) -> dict[str, Any]:
+    """How long a call takes; it is called with 0, 1, 2, ... for so many seconds."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds or len(times) < 2:
+        start = time.perf_counter()
+        call(len(times))
+        times.append(time.perf_counter() - start)
+    cuts = statistics.quantiles(times, n=100)
+    return {"requests": len(times), "p50_ms": round(1000 * cuts[49], 3), "p99_ms": round(1000 * cuts[98], 3)}
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 ``onnx``: 26 features of Criteo's cardinalities, scaled, D = 16, one thread of ONNX Runtime. By hand is the least that
 computes the same vectors: Mod, Div, Add, Gather and Mul, without a guard against ids that a table does not have, so its
 graph reads other rows for such. Both run in turn, some hundred times; a ratio is that of the medians of one run.
-``predict``: rows a second of ``quorem predict`` with DLRM, by part, as ``benchmarks/predict.py`` measures them;
-``floor`` is the time of the network's matrix products alone.
+``predict``: rows a second of ``quorem predict`` with DLRM in 8 bits on a made-up log. ``floor`` has the time of the
+network's matrix products alone: no program that computes them in float32 on the same cores is faster.
 """
 
 import json
@@ -14,24 +14,34 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-import predict
 import result_file
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from serve import session
 
 import quorem
+from quorem.data.config import PrepareConfig
+from quorem.data.criteo import prepare_criteo
+from quorem.data.raw import write_raw
 from quorem.data.shape import CATEGORICAL_NAMES, scaled_cardinalities
+from quorem.data.synthetic import ClickLog
 from quorem.experiments.bench.grid import draw_ids
 from quorem.files.provenance import commit, versions
 from quorem.ops.codes import code_bytes
 from quorem.serving.named import export_named
+from quorem.serving.predict import predict
+from quorem.serving.scorer import BATCH_ROWS, Scorer
+from quorem.training.config import RunConfig
+from quorem.training.loop import train
+from quorem.training.model import data_identity
 
 BATCHES = (1, 32, 1024)
 WIDTH, COLLISIONS = 16, 4
@@ -48,8 +58,7 @@ def main() -> None:
         result: dict[str, Any] = {"scale": options.scale, "onnx": lookups(Path(folder), options.scale, options.repeat)}
         if options.rows:
             torch.set_num_threads(options.threads)
-            result["predict"] = predict.measure(Path(folder), options.rows, options.scale, 3)
-            result["predict"]["threads"] = options.threads
+            result["predict"] = predictions(Path(folder), options.rows, options.scale) | {"threads": options.threads}
     result |= {"cores": os.cpu_count(), "versions": versions("onnxruntime", "polars"), "commit": commit()}
     print(json.dumps(result, indent=1))
     result_file.write(options.out, result)
@@ -136,6 +145,39 @@ def by_hand(module: quorem.EmbeddingCollection) -> onnx.ModelProto:
         [numpy_helper.from_array(values, name) for name, values in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def predictions(folder: Path, rows: int, scale: float) -> dict[str, Any]:
+    """Rows a second of ``quorem predict``, and of the matrix products alone; the model is trained for a moment only."""
+    write_raw(ClickLog(cardinalities=scaled_cardinalities(scale)), rows, folder / "log.txt")
+    data = prepare_criteo(folder / "log.txt", folder / "log", PrepareConfig(days=7))
+    config = RunConfig(data=data_identity(data), scheme=quorem.QR(COLLISIONS), max_rows=1024)
+    train(config, data, folder / "run")
+    scorer = Scorer(folder / "run")
+    scorer.quantize_(8)
+
+    def rate(counted: int, work: Callable[[], object]) -> int:
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - began)
+        return round(counted / min(times))
+
+    predicted = rate(rows, lambda: predict(scorer, folder / "log.txt", folder / "scores.csv"))
+    rates = {"predict int8": predicted, "floor": rate(BATCH_ROWS, products(scorer.model))}
+    return {"rows": rows, "scale": scale, "ids": sum(data.cardinalities), "rows_per_second": rates}
+
+
+def products(model: Any) -> Callable[[], object]:
+    """The matrix products of DLRM for a batch: each layer's, and the dot products of all pairs."""
+    widths = [
+        [model.num_dense, *(layer.out_features for layer in model.bottom if hasattr(layer, "out_features"))],
+        [model.top[0].in_features, *(layer.out_features for layer in model.top if hasattr(layer, "out_features")), 1],
+    ]
+    layers = [(torch.rand(BATCH_ROWS, i), torch.rand(i, o)) for sizes in widths for i, o in pairwise(sizes)]
+    vectors = torch.rand(BATCH_ROWS, model.num_vectors, model.embedding_dim)
+    return lambda: ([torch.mm(x, w) for x, w in layers], torch.bmm(vectors, vectors.mT))
 
 
 if __name__ == "__main__":

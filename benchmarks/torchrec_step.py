@@ -5,8 +5,7 @@
 The 26 tables of the Criteo Kaggle log, D = 16, Adagrad in the backward pass, ids of the synthetic log. The plan is that
 of ``quorem.plan`` for a sixteenth of the bytes of rows and state, with the counts of the log's first rows. Each rank
 has one thread. Steps of all models take turns in one run; the time is that of the slower rank. Bytes are those handed
-to all-to-alls for the other rank, beside what ``quorem.integrations.scale`` says. Writes results/torchrec_step.json,
-and the table of docs/scale.md.
+to all-to-alls for the other rank. Writes results/torchrec_step.json.
 """
 
 import argparse
@@ -35,16 +34,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import quorem
 from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import ClickLog
-from quorem.experiments import words
 from quorem.files.provenance import commit, versions
-from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
 
 D, RANKS, TIMES, KEPT_FULL = 16, 2, 16, 4096
 COUNTED, BLOCK = 2_000_000, 100_000  # rows of the log that the plan counts, and those drawn at a time
 NAMES = [f"C{i + 1}" for i in range(len(CARDINALITIES))]
 RESULT = Path(__file__).parent / "results" / "torchrec_step.json"
-DOCUMENT = Path(__file__).parents[1] / "docs" / "scale.md"
 ADAGRAD = {"lr": 0.01, "eps": 1e-10}
 
 
@@ -183,33 +179,15 @@ def run(rank: int, names: list[str], batch: int, steps: int, folder: str) -> Non
             sizes[name] = int(total) / RANKS
     if rank == 0:
         medians = {name: statistics.median(times[2:]) for name, times in seconds.items()}
-        RESULT.write_text(json.dumps(result(medians, sizes, counts, batch, steps), indent=1) + "\n")
+        RESULT.write_text(json.dumps(result(medians, sizes, batch, steps), indent=1) + "\n")
     dist.destroy_process_group()
 
 
-def result(
-    seconds: dict[str, float], sizes: dict[str, float], counts: list[Tensor], batch: int, steps: int
-) -> dict[str, Any]:
-    """What was measured, beside the bytes that ``scale`` says."""
-    models = {}
-    for name, time_of in seconds.items():
-        tables, num_shards = MODELS[name]
-        cost = scale.estimate(tables(counts), RANKS, batch_size=batch, num_shards=num_shards)
-        calculated = None if name == FULL else cost.id_bytes + cost.vector_bytes  # TorchRec plans full tables its way
-        models[name] = {"ms": time_of * 1e3, "bytes": sizes[name], "calculated": calculated}
+def result(seconds: dict[str, float], sizes: dict[str, float], batch: int, steps: int) -> dict[str, Any]:
+    """What was measured."""
+    models = {name: {"ms": time_of * 1e3, "bytes": sizes[name]} for name, time_of in seconds.items()}
     about = {"ranks": RANKS, "batch": batch, "steps": steps, "load": os.getloadavg()[0], "cores": os.cpu_count()}
     return {"models": models, **about, "versions": versions(), "commit": commit()}
-
-
-def result_table(measured: dict[str, Any]) -> list[str]:
-    """The result, as lines of Markdown."""
-    rows = [["tables", "ms a step", "full tables' time over it", "MB that a rank sends", "calculated"]]
-    full = measured["models"][FULL]["ms"]
-    for name, row in measured["models"].items():
-        calculated = "" if row["calculated"] is None else f"{row['calculated'] / 1e6:.2f}"
-        ratio, sent = f"{full / row['ms']:.2f}", f"{row['bytes'] / 1e6:.2f}"
-        rows.append([name, f"{row['ms']:.0f}", ratio, sent, calculated])
-    return words.table(rows)
 
 
 if __name__ == "__main__":
@@ -220,7 +198,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         torch.save(counts_of_log(COUNTED), f"{folder}/counts")
         torch.multiprocessing.spawn(run, (list(MODELS), arguments.batch, arguments.steps, folder), RANKS)
-    lines = "\n".join(result_table(json.loads(RESULT.read_text())))
-    before, _, rest = DOCUMENT.read_text().partition("<!-- torchrec_step -->\n")
-    DOCUMENT.write_text(f"{before}<!-- torchrec_step -->\n{lines}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
-    print(lines)
+    print(RESULT.read_text())

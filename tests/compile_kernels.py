@@ -34,12 +34,14 @@ class Hopper:
 
 
 compiled = set()
+MOST_ARGUMENTS = 20  # of a kernel, constants among them; what belongs together is one tuple
 
 
 def compile_only(kernel, grid):  # type: ignore[no-untyped-def]
     """In place of ``kernel[grid]``: compiles, and launches nothing."""
 
     def run(*arguments, **options):  # type: ignore[no-untyped-def]
+        assert len(kernel.arg_names) <= MOST_ARGUMENTS, kernel.arg_names
         kernel.warmup(*arguments, grid=grid, **options)
         compiled.add(kernel.fn.__name__)
 
@@ -56,11 +58,10 @@ def compile_tables() -> None:
     lookup.lookup(bags, stored, layout)
     gradients.backward(grad, ids, stored, layout)
     gradients.sample_weights_backward(grad, bags, stored, layout)
-    scale = {"clip_value": 0.5, "loss_scale": torch.tensor(2.0)}
     for rule in ("adagrad", "amsgrad"):
         state, constants = rule_state(rule, stored)
         options = {"rule": rule, "constants": constants}
-        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options, **scale)
+        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options, clip_value=0.5)
         if rule == "amsgrad":
             replay.catch_up_(ids, stored, state, layout, **options)
         else:
@@ -83,7 +84,7 @@ def compile_frequency() -> None:
     for rule in ("adagrad", "rowwise_adagrad", "amsgrad"):
         state, constants = rule_state(rule, stored.float())
         options = {"rule": rule, "constants": constants, "rounding_seed": 5}
-        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options)
+        rules.update_(grad, ids, stored, scalar(0.1), state, layout, **options, loss_scale=torch.tensor(2.0))
         if rule == "amsgrad":
             replay.catch_up_(bags, stored, state, layout, **options)
             replay.MANY_READS = 1

@@ -19,7 +19,7 @@ from quorem.data.criteo import prepare_criteo
 from quorem.data.raw import write_raw
 from quorem.data.table import prepare_table
 from quorem.experiments.figures import Axes, Point
-from quorem.integrations import dlrm, lightning, scale
+from quorem.integrations import dlrm, lightning
 from quorem.serving.inspection import inspect as inspect_file
 from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
@@ -37,10 +37,7 @@ PUBLIC |= {
         *("generalized_quotient_remainder", "balanced_sizes", "coprime_sizes", "is_complementary"),
     )
 }
-PUBLIC |= {
-    f"hashing.{name}": getattr(quorem.hashing, name)
-    for name in ("mix", "mixed_ids", "mixed_id", "expected_collisions", "as_int64")
-}
+PUBLIC |= {f"hashing.{name}": getattr(quorem.hashing, name) for name in ("mix", "mixed_ids", "mixed_id", "as_int64")}
 PUBLIC |= {
     f"{owner.__name__}.{name}": getattr(owner, name)
     for owner, names in (
@@ -54,7 +51,7 @@ PUBLIC |= {
     owner.__name__: owner for owner in (data.Prepared, data.synthesize, prepare_criteo, prepare_table, write_raw)
 }
 PUBLIC |= {owner.__name__: owner for owner in (train, Scorer, predict, inspect_file)}
-PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, scale.estimate, scale.Machine, Axes, Point)}
+PUBLIC |= {owner.__name__: owner for owner in (dlrm.load_qr_embedding_bag, Axes, Point)}
 PUBLIC |= {owner.__name__: owner for owner in (PrepareConfig, data.ClickLog, RunConfig, Options, train_many)}
 
 

@@ -86,13 +86,6 @@ def check_unsupported(max_norm: float | None, scale_grad_by_freq: bool) -> None:
         )
 
 
-def check_bag_mode(mode: str, sparse: bool) -> None:
-    """``mode`` must be a ``BagMode``, and not ``"max"`` with sparse gradients."""
-    check_choice("mode", mode, BagMode)
-    if mode == "max" and sparse:
-        raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")
-
-
 def check_device(stored: Tensor, argument: str, *inputs: Tensor | None) -> None:
     """Ids, and offsets and sample weights if given, must be on the device of the tables."""
     device = stored.device

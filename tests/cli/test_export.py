@@ -42,14 +42,6 @@ def test_formats(model: quorem.models.DLRM, tmp_path: Path) -> None:
     torch.testing.assert_close(quorem.load(tmp_path / "copy")(DENSE[:2], IDS[:2]).detach(), expected)
 
 
-def test_one_table(model: quorem.models.DLRM, tmp_path: Path) -> None:
-    quorem.save(model, tmp_path / "model")
-    assert "Embedding, onnx" in run(tmp_path / "model", "--table", "user", "--out", tmp_path / "user.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "user.onnx")
-    vectors = session.run(None, {"input": torch.arange(1000).numpy()})[0]
-    torch.testing.assert_close(torch.from_numpy(vectors), model.embeddings.to_dense()["user"].detach())
-
-
 def test_rows_of_fewer_bits(model: quorem.models.DLRM, tmp_path: Path) -> None:
     quorem.save(model, tmp_path / "model")
     run(tmp_path / "model", "--bits", "4", "--format", "safetensors", "--out", tmp_path / "small")
@@ -67,7 +59,6 @@ def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:
     for arguments, message in [
         ((tmp_path / "other", "--out", tmp_path / "out.onnx"), "other is damaged"),
         ((tmp_path, "--out", tmp_path / "out.onnx"), "has no model.safetensors: it is no finished run"),
-        ((tmp_path / "model", "--table", "shoe", "--out", tmp_path / "out.onnx"), "table ('shoe') of"),
         (
             (tmp_path / "model", "--sample-weights", "--out", tmp_path / "out.onnx"),
             "sample_weights (True) must be False",

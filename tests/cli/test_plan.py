@@ -12,9 +12,7 @@ from quorem import Full, HotCold, Plan
 from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.experiments.planning import options_of
-from quorem.integrations.scale import estimate
 from quorem.ops.cpu import word_bytes
-from quorem.planner.budget import show_bytes
 from quorem.training.config import RunConfig
 from quorem.training.model import build_model, data_identity
 
@@ -67,19 +65,6 @@ def test_a_budget_trains_the_plan_that_plan_would_make(log: Path, tmp_path: Path
     assert code == 1 and "--budget makes a plan: leave out --plan" in output
     code, output = invoke(*train, "--collisions", 8)
     assert code == 1 and "says how tables are stored: leave out --scheme, --collisions" in output
-
-
-def test_a_plan_says_what_it_costs_on_many_gpus(log: Path) -> None:
-    options = ("--budget", "30kB", "--dim", 4, "--world-size", 2, "--batch-size", 64)
-    code, output = invoke("plan", log, *options)
-    assert code == 0 and "On 2 GPUs with 64 samples each and adagrad, of one GPU in a step:" in output
-    data = Prepared(log)
-    pairs = zip(data.names, data.cardinalities, strict=True)
-    full = estimate([quorem.Table(name, n, 4) for name, n in pairs], 2, batch_size=64, optimizer="adagrad")
-    shown = next(line for line in output.splitlines() if line.startswith("full "))
-    exchanged = show_bytes(round(full.id_bytes + full.vector_bytes))
-    assert show_bytes(round(full.memory)) in shown and exchanged in shown
-    assert "worth replicating with up to 32 rows" in output
 
 
 def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def log(tmp_path_factory):
 
 
 def made_of(log, folder: Path, configs) -> sweep.Sweep:
-    return sweep.new(folder, [[config] for config in configs], {configs[0].data: log.path}, "cpu")
+    return sweep.new(folder, [[config] for config in configs], log.path, "cpu")
 
 
 def test_without_a_terminal_a_sweep_prints_lines_with_counts(log, tmp_path, monkeypatch):

@@ -21,19 +21,6 @@ def test_without_a_scheme_a_table_is_full():
     assert Embedding(300, 8).scheme == Full() and EmbeddingBag(300, 8).is_full()
 
 
-@pytest.mark.parametrize("name", ["scheme", "plan"])
-def test_scheme_and_plan_are_names_too(name):
-    model = model_of()
-    assert compress_(model, **{name: {"0": QR(4)}}).swapped == ["0"] and model[0].scheme == QR(4)
-    with pytest.raises(ValueError, match="exactly one of scheme_or_plan, scheme, plan and budget"):
-        compress_(model_of(), QR(4), **{name: {"0": QR(4)}})
-
-
-def test_filter_fn_takes_the_module_first():
-    model = nn.ModuleDict({"small": nn.Embedding(100, 8), "large": nn.Embedding(300, 8)})
-    assert compress_(model, QR(4), filter_fn=lambda module, name: module.num_embeddings > 200).swapped == ["large"]
-
-
 def patched(module: nn.Module) -> None:
     """As accelerate's hooks do it."""
     old = module.forward
@@ -145,14 +132,6 @@ def test_what_goes_on_using_the_old_table_is_said_in_the_first_line():
     assert "the old table of 0: something outside the model (cell" in str(report).splitlines()[0]
 
 
-def test_a_result_that_was_computed_before_is_reported():
-    """RecBole's LightGCN keeps the propagated table between predictions."""
-    model = model_of()
-    model.cached = model[0].weight.detach() * 2
-    report = compress_(model, QR(4), fit=True)
-    assert str(report).startswith("cached is a tensor of the shape of 0: if it was computed from the old table")
-
-
 class Scaled(nn.Embedding):
     """BART and Gemma: vectors times a constant."""
 
@@ -164,14 +143,3 @@ def test_a_budget_that_cannot_be_met_says_why_of_each_table():
     model = nn.ModuleDict({"a": Scaled(300, 8), "b": nn.Embedding(300, 8, max_norm=1.0)})
     with pytest.raises(ValueError, match=r"no table can be replaced \(a: Scaled has methods .*forward\); b: max_norm"):
         compress_(model, budget="1kB")
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_weight_is_looked_up_and_its_gradient_is_that_of_the_equations(sparse):
-    table = Embedding(300, 8, QR(4), sparse=sparse, padding_idx=7)
-    slopes = torch.randn(300, 8)
-    assert torch.equal(table.weight + 0, table.to_dense())
-    (table.weight * slopes).sum().backward()
-    got, table.stored.grad = table.stored.grad, None
-    (table.to_dense() * slopes).sum().backward()
-    torch.testing.assert_close(got.to_dense(), table.stored.grad)

@@ -1,4 +1,4 @@
-"""Runs of unlike data, rows, epochs or batch are never in one comparison."""
+"""Runs of unlike data, rows, epochs or batch are never ranked."""
 
 import dataclasses
 
@@ -6,10 +6,9 @@ import pytest
 
 pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
 
-from made_up_results import DATA, figure, result, sweep
+from made_up_results import figure, result, sweep
 
-from quorem.experiments.conditions import Conditions, all_conditions, conditions_of, file_names, split
-from quorem.experiments.figures import Figure
+from quorem.experiments.figures import Conditions, Figure
 from quorem.experiments.report.page import html, sections
 from quorem.experiments.report.tradeoff import winners
 
@@ -22,51 +21,19 @@ def changed(shown: Figure, **options: object) -> Figure:
     return dataclasses.replace(shown, points=points)
 
 
-def both(one: Figure, other: Figure) -> Figure:
-    return dataclasses.replace(one, points=[*one.points, *other.points])
-
-
 def test_conditions_are_those_of_the_configuration_and_the_data():
-    (whole,) = all_conditions(sweep())
-    assert whole == Conditions("1", 1200, 1, 128)
-    (part,) = all_conditions(changed(sweep(), **LIMITS))
-    assert part == Conditions("1", 300, 2, 64) and part.text() == "300 rows, 2 epochs, batch 64"
-    (more,) = all_conditions(changed(sweep(), max_rows=5000))
-    assert more.rows == 1200  # there are no more
+    assert sweep().conditions() == [Conditions(1200, 1, 128)]
+    (part,) = changed(sweep(), **LIMITS).conditions()
+    assert part == Conditions(300, 2, 64) and str(part) == "300 rows, 2 epochs, batch 64"
+    assert changed(sweep(), max_rows=5000).conditions() == [Conditions(1200, 1, 128)]  # there are no more
 
 
-@pytest.mark.parametrize(("option", "value"), LIMITS.items())
-def test_a_figure_of_unlike_runs_is_split(option, value):
-    other = changed(sweep(), **{option: value})
-    parts = split(both(sweep(), other))
-    assert [part.points for part in parts] == [sweep().points, other.points]
-    assert [len(all_conditions(part)) for part in parts] == [1, 1]
-    assert split(sweep()) == [sweep()]
-    names = file_names([*parts, sweep(name="figure4")])
-    assert len(set(names)) == 3 and names[2] == "figure4" and all(name.startswith("figure6-") for name in names[:2])
-
-
-def test_a_figure_over_two_datasets_is_split_and_each_part_names_its_own():
-    other = dataclasses.replace(DATA, name="other", identity="2", rows={"train": 50})
-    points = [result(x=1), result(x=1, network="dlrm")]
-    points = [dataclasses.replace(p, config={**p.config, "data": k}) for p, k in zip(points, "12", strict=True)]
-    shown = figure(points)
-    made = dataclasses.replace(shown.made, datasets={"1": DATA, "2": other})
-    parts = split(dataclasses.replace(shown, made=made))
-    assert [part.made.data.name for part in parts] == ["made-up", "other"]
-    assert [conditions_of(part.points[0], part.made).rows for part in parts] == [1200, 50]
-
-
-def test_a_figure_along_the_rows_stays_whole_and_names_no_best():
+def test_a_figure_of_unlike_runs_says_so_and_names_no_best():
     points = [result(series, x, loss=0.5 - x / 1e4) for series in ("hash", "mult") for x in (100, 200)]
     points = [dataclasses.replace(p, config={**p.config, "max_rows": int(p.x)}) for p in points]
-    shown = figure(points, name="rows", x_label="rows")
-    assert split(shown) == [shown]
-    text = html([shown])
+    text = html([figure(points, name="rows", x_label="rows")])
     assert "Best of these runs" not in text and "What a byte buys" not in text
     assert "trained on 100 rows, 1 epoch, batch 128; 200 rows, 1 epoch, batch 128" in text
-    level = dataclasses.replace(shown, points=[*points, result("full", None)])
-    assert len(split(level)) == 3  # a level is drawn across all x
 
 
 def test_sections_of_the_page_keep_unlike_runs_apart():
@@ -74,7 +41,7 @@ def test_sections_of_the_page_keep_unlike_runs_apart():
     groups = sections([sweep(), short])
     assert list(groups) == ["made-up: 1,200 rows, 1 epoch, batch 128", "made-up: 300 rows, 1 epoch, batch 128"]
     assert list(sections([sweep(), sweep(name="figure5")])) == ["made-up"]
-    text = html([both(sweep(), changed(sweep(), max_rows=300))])
+    text = html([sweep(), short])
     assert text.count("<h3>What a byte buys</h3>") == 2
     assert "trained on 300 rows, 1 epoch, batch 128" in text and "trained on 1,200 rows" in text
     assert 'data-label="rows">300</td>' in text  # a column of the table, since rows differ

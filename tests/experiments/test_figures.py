@@ -8,17 +8,23 @@ import torch
 
 from quorem import EmbeddingCollection, Table, quantize_
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments import budgets, plans
-from quorem.experiments.budgets import rows_of
 from quorem.experiments.figures import Axes, Dataset, Figure, FigurePlan, Made, PlannedPoint, Point, Result
-from quorem.experiments.paper_figures import FIGURES, Study
+from quorem.experiments.paper_figures import (
+    FIGURES,
+    SHARES,
+    Study,
+    budgets_points,
+    plans_points,
+    rows_of,
+    schemes_of_share,
+)
 from quorem.files.atomic import write_json
 from quorem.paper.schemes import QR, Full, Hash, Path
 from quorem.training.config import RunConfig
 
 STUDY = Study(cardinalities=CARDINALITIES, num_rows=39_291_958)
 LOG = Dataset(name="log", identity="log", rows={"train": 9})
-MADE = Made(command="x", data=LOG, datasets={"log": LOG})
+MADE = Made(command="x", data=LOG)
 OPERATIONS = {"hash", "feature", "concat", "add", "mult"}
 
 
@@ -90,8 +96,8 @@ def test_figures_share_runs():
 
 
 def test_equal_budgets_are_equal_until_the_ids_are_not_covered():
-    for share in budgets.SHARES:
-        for series, scheme in budgets.schemes(share).items():
+    for share in SHARES:
+        for series, scheme in schemes_of_share(share).items():
             for n, rows in zip(CARDINALITIES, rows_of(scheme, CARDINALITIES), strict=True):
                 budget = -(-n // share)
                 if series == "hash":
@@ -106,15 +112,15 @@ def test_equal_budgets_are_equal_until_the_ids_are_not_covered():
 
 
 def test_more_tables_go_below_the_floor_of_two():
-    shares = {p.x for p in budgets.points(STUDY) if p.series == "generalized, k=4"}
-    rows = {k: sum(map(sum, rows_of(budgets.schemes(1000)[f"chinese, k={k}"], CARDINALITIES))) for k in (2, 3, 4)}
+    shares = {p.x for p in budgets_points(STUDY) if p.series == "generalized, k=4"}
+    rows = {k: sum(map(sum, rows_of(schemes_of_share(1000)[f"chinese, k={k}"], CARDINALITIES))) for k in (2, 3, 4)}
     assert max(shares) == 1000 and rows[3] <= rows[2] and rows[4] <= rows[2]
     assert sum(CARDINALITIES) / rows[3] > 900
 
 
 def test_a_share_that_changes_nothing_is_not_repeated():
     small = Study(cardinalities=(500, 90), num_rows=1000, networks=("dcn",))
-    assert of(budgets.points(small), "dcn")["generalized, k=2"] == [4, 16]
+    assert of(budgets_points(small), "dcn")["generalized, k=2"] == [4, 16]
 
 
 def result(**changes) -> Result:
@@ -134,7 +140,7 @@ def test_figures_and_plans_survive_their_files(tmp_path):
     assert FigurePlan.read(tmp_path / "p.json") == plan
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"axes": {}, "made": {}, "points": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"axes": {}, "made": {}, "points": []}'])
 @pytest.mark.parametrize(("kind", "name"), [(Figure, "figure"), (FigurePlan, "plan")])
 def test_other_files_are_refused(tmp_path, kind, name, text):
     (tmp_path / "x.json").write_text(text)
@@ -159,8 +165,8 @@ def test_points_are_checked(fields, match):
     ("options", "match"),
     [
         ({"name": "a/b"}, r"name \('a/b'\) must be letters"),
-        ({"x": "foo"}, r"x \('foo'\) must be one of x, parameters, embedding_bytes, step"),
-        ({"y": "loss"}, r"y \('loss'\) must be one of test, validation, parameters"),
+        ({"x": "foo"}, r"x \('foo'\) must be one of 'x', 'parameters', 'embedding_bytes', 'step'"),
+        ({"y": "loss"}, r"y \('loss'\) must be one of 'test', 'validation', 'parameters'"),
     ],
 )
 def test_axes_are_checked(options, match):
@@ -172,12 +178,7 @@ def test_axes_are_checked(options, match):
     ("change", "match"),
     [
         ({"test_mean": "0.5"}, r"points\[0\].test_mean \('0.5'\) must be a number"),
-        ({"trials": "3"}, r"points\[0\].trials \('3'\) must be an integer"),
-        ({"failed": None}, r"points\[0\].failed \(None\) must be an integer"),
-        ({"series": 3}, r"points\[0\].series \(3\) must be a string"),
-        ({"config": []}, r"points\[0\].config \(\[\]\) must be an object"),
         ({"curve": [[1, 0.5]]}, r"points\[0\].curve\[0\] \(\[1, 0.5\]\) must have 3 values"),
-        ({"others": {"adagrad": 3}}, r"points\[0\].others.adagrad \(3\) must be an object"),
     ],
 )
 def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
@@ -193,17 +194,17 @@ def test_fields_of_the_wrong_type_are_refused(tmp_path, change, match):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"format": "other"}, r"format \('other'\) must be 'quorem-plan-1'"),
-        ({"made": {"datasets": {"log": 3}}}, "made.command is missing"),
-        ({"made": {**asdict(MADE), "datasets": {"log": 3}}}, r"made.datasets.log \(3\) must be an object"),
-        ({"made": {**asdict(MADE), "datasets": {}}}, "point 'a' must have runs on data of made.datasets"),
-        ({"points": [{"series": "a", "x": 1, "runs": []}]}, "point 'a' must have runs on data of made.datasets"),
+        ({"format": "other"}, r"format \('other'\) must be 'quorem-plan-2'"),
+        ({"made": {"data": asdict(LOG)}}, "made.command is missing"),
+        ({"made": {**asdict(MADE), "data": 3}}, r"made.data \(3\) must be an object"),
+        ({"made": {"command": "x", "data": {**asdict(LOG), "identity": "?"}}}, "point 'a' must have runs on the data"),
+        ({"points": [{"series": "a", "x": 1, "runs": []}]}, "point 'a' must have runs on the data of the figure"),
     ],
 )
 def test_plans_that_could_not_be_drawn_are_refused(tmp_path, change, match):
     point = {"series": "a", "x": 1, "runs": [json.loads(RunConfig(data="log").to_json())]}
     axes = asdict(FIGURES["figure4"].axes)
-    values = {"format": "quorem-plan-1", "axes": axes, "made": asdict(MADE), "points": [point]}
+    values = {"format": "quorem-plan-2", "axes": axes, "made": asdict(MADE), "points": [point]}
     path = tmp_path / "p.json"
     write_json(path, values)
     FigurePlan.read(path)
@@ -215,7 +216,7 @@ def test_plans_that_could_not_be_drawn_are_refused(tmp_path, change, match):
 def test_plans_take_the_bytes_of_their_share():
     counts = (1e6 / (1 + torch.arange(20_000))).long()
     study = Study(cardinalities=(20_000,), num_rows=1000, networks=("dcn",), frequencies={"C1": counts})
-    points = [point for point in plans.points(study) if point.series.startswith("plan")]
+    points = [point for point in plans_points(study) if point.series.startswith("plan")]
     assert {point.series for point in points} == {"plan", "plan, 8 bits", "plan, 4 bits"}
     for point in points:
         module = EmbeddingCollection([Table("C1", 20_000, 16, point.options["plan"]["C1"])])
@@ -223,4 +224,4 @@ def test_plans_take_the_bytes_of_their_share():
             quantize_(module, point.options["bits"])
         assert module.stored.nbytes <= 64 * 20_000 / point.x
     with pytest.raises(ValueError, match="frequencies must be those of the data's training rows"):
-        plans.points(STUDY)
+        plans_points(STUDY)

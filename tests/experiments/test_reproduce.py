@@ -92,38 +92,19 @@ def test_the_page_of_results_that_were_copied(whole, tmp_path):
     assert "Figure 5" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_other_data_need_another_folder(whole, tmp_path):
-    out, _ = whole
-    other = small_log(tmp_path / "other", 1000, seed=1).path
-    done = invoke("reproduce", "figure4", "--data", other, "--out", out, "--trials", 1)
-    assert done.exit_code == 1 and "take another folder for each data" in done.stderr
-    before = sorted((out / "plans").iterdir())
-    done = invoke("reproduce", "all", "--data", other, "--out", out, "--trials", 1)
-    assert done.exit_code == 1 and sorted((out / "plans").iterdir()) == before
-
-
-def test_a_smaller_command_leaves_what_a_larger_one_trained(whole, log):
-    out, _ = whole
-    options = ("--trials", 1, "--optimizers", "adagrad", "--networks", "dcn", "--rows", 256, "--device", "cpu")
-    done = invoke("reproduce", "figure5", "--data", log, "--collisions", "4", *options, "--out", out)
-    assert done.exit_code == 0, done.output
-    figure = Figure.read(out / "results" / "figure5.json")
-    assert len(figure.points) == 72 and {point.trials for point in figure.points} == {2}
-
-
-def test_other_rows_in_one_folder_are_never_pooled(log, tmp_path):
+def test_a_figure_shows_what_was_asked_for_last(log, tmp_path):
     out = tmp_path / "runs"
     options = ("--trials", 1, "--optimizers", "adagrad", "--networks", "dcn", "--device", "cpu", "--out", out)
-    for rows in (256, 128):
+    for rows in (256, 128):  # runs on other rows are never pooled
         done = invoke("reproduce", "figure4", "--data", log, "--rows", rows, *options)
         assert done.exit_code == 0, done.output
-    figures = reproduce.figures_in(out)
-    assert [[point.config["max_rows"] for point in figure.points] for figure in figures] == [[128] * 3, [256] * 3]
-    files = sorted(path.name for path in (out / "results").glob("*.csv"))
-    assert len(files) == 2 and "-128-rows-" in files[0] and "-256-rows-" in files[1]
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<h3>What a byte buys</h3>") == 2
-    assert "trained on 128 rows" in page and "trained on 256 rows" in page
+    (figure,) = reproduce.figures_in(out)
+    assert [(point.series, point.config["max_rows"]) for point in figure.points] == [
+        ("full", 128),
+        ("hash", 128),
+        ("mult", 128),
+    ]
+    assert len(list((out / "runs").iterdir())) == 6
 
 
 def test_failures_are_told_and_end_with_an_error(log, tmp_path):

@@ -29,7 +29,7 @@ from quorem.experiments import sweep
 if __name__ == "__main__":
     prepared = Prepared({log!r})
     runs = [[small_run(prepared, seed=seed, epochs={epochs})] for seed in range({runs})]
-    made = sweep.new(Path({out!r}), runs, {{runs[0][0].data: Path({log!r})}}, "cpu")
+    made = sweep.new(Path({out!r}), runs, Path({log!r}), "cpu")
     print("ready", flush=True)
     sweep.run(made, workers={workers})
 """
@@ -41,7 +41,7 @@ def log(tmp_path_factory):
 
 
 def made_of(log, folder: Path, configs) -> sweep.Sweep:
-    return sweep.new(folder, [[config] for config in configs], {configs[0].data: log.path}, "cpu")
+    return sweep.new(folder, [[config] for config in configs], log.path, "cpu")
 
 
 def work(made: sweep.Sweep) -> None:
@@ -67,6 +67,12 @@ def start(log, folder: Path, runs: int, workers: int = 1, epochs: int = 1, befor
     return subprocess.Popen([sys.executable, str(program)], start_new_session=True, **pipes)
 
 
+def wait_until(condition, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_finished_runs_are_skipped_and_models_are_not_kept(log, tmp_path):
     configs = [small_run(log, seed=seed) for seed in range(2)]
     work(made_of(log, tmp_path, configs))
@@ -81,7 +87,7 @@ def test_finished_runs_are_skipped_and_models_are_not_kept(log, tmp_path):
 
 def test_a_run_asked_for_twice_is_trained_once(log, tmp_path):
     config, other = small_run(log), small_run(log, seed=1)
-    made = sweep.new(tmp_path, [[config, config], [other, config]], {}, "cpu")
+    made = sweep.new(tmp_path, [[config, config], [other, config]], log.path, "cpu")
     assert made.runs == [[config], [other]]
 
 
@@ -101,7 +107,7 @@ def test_a_failure_is_recorded_and_the_others_go_on(log, tmp_path):
 
 def test_missing_data_fails_the_run_alone(log, tmp_path):
     config = small_run(log)
-    made = sweep.new(tmp_path / "runs", [[config]], {config.data: tmp_path / "nowhere"}, "cpu")
+    made = sweep.new(tmp_path / "runs", [[config]], tmp_path / "nowhere", "cpu")
     work(made)
     assert "nowhere" in json.loads(made.error(config).read_text())["error"]
     made = made_of(log, tmp_path / "runs", [config])
@@ -123,7 +129,7 @@ def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monke
     monkeypatch.setattr(sweep, "train_many", train)
     made = made_of(log, tmp_path, configs)
     folders = [RunFolder(made.run(config), config) for config in configs]
-    sweep._train(made, folders, {}, threading.Event())
+    sweep._train(made, folders, [], threading.Event())
     assert asked == [[0, 1, 2], [0], [1], [2]]
     assert [made.is_done(config) for config in configs] == [True, False, True] and made.has_failed(configs[1])
 
@@ -168,9 +174,7 @@ def test_sweeps_of_any_number_of_processes_and_workers_and_after_a_kill_end_with
     outs = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], outs
     process = start(log, killed, 4, workers=2)
-    deadline = time.monotonic() + 120
-    while not results(killed) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: results(killed))
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = results(killed)
@@ -216,24 +220,20 @@ def test_a_killed_worker_is_told_and_its_runs_are_taken_over(log, tmp_path):
 def test_workers_end_with_the_process_that_began_them(log, tmp_path):
     folder = tmp_path / "runs"
     process = start(log, folder, 500)
-    deadline = time.monotonic() + 120
-    while not results(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: results(folder))
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = -1
-    while before != (count := len(results(folder))) and time.monotonic() < deadline:
-        before = count
+    counts = [-1, 0]
+    while counts[-1] != counts[-2] and len(counts) < 60:
+        counts.append(len(results(folder)))
         time.sleep(2)
-    assert 0 < count < 500 and count == len(results(folder))
+    assert 0 < counts[-1] < 500 and counts[-1] == len(results(folder))
 
 
 def test_ctrl_c_saves_and_exits(log, tmp_path):
     folder = tmp_path / "runs"
     process = start(log, folder, 500)
-    deadline = time.monotonic() + 120
-    while not results(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: results(folder))
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and "KeyboardInterrupt" in err
@@ -244,9 +244,7 @@ def test_ctrl_c_in_a_terminal_saves_what_is_being_trained(log, tmp_path):
     """There it reaches every process of the group at once."""
     folder = tmp_path / "runs"
     process = start(log, folder, 1, epochs=5000)
-    deadline = time.monotonic() + 120
-    while not any(path.stat().st_size for path in folder.glob("runs/*/metrics.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: any(path.stat().st_size for path in folder.glob("runs/*/metrics.jsonl")))
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and err.count("Traceback") == 1 and "KeyboardInterrupt" in err

@@ -64,15 +64,18 @@ def writer(path, number):
     return process
 
 
-def test_the_draft_of_a_killed_process_is_cleared_and_that_of_a_living_one_is_not(tmp_path):
+def test_the_draft_of_a_killed_process_is_written_again_and_that_of_a_living_one_is_not(tmp_path, monkeypatch):
     path = tmp_path / "page.html"
-    living = writer(path, "SIGCONT")
     killed = writer(path, "SIGKILL")
     assert killed.wait() == -signal.SIGKILL
-    assert len(list(tmp_path.glob("page.html.*.tmp"))) == 2
+    assert (tmp_path / "page.html.tmp").read_text() == "half" and not path.exists()
     files.write(path, "whole")
+    assert path.read_text() == "whole" and [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    living = writer(path, "SIGCONT")
+    monkeypatch.setattr(files, "DRAFT_ATTEMPTS", 2)
+    with pytest.raises(files.LockedError, match=r"page.html: another process is writing it"):
+        files.write(path, "other")
     assert path.read_text() == "whole"
-    assert len(list(tmp_path.glob("page.html.*.tmp"))) == 1
     living.communicate("")
     assert (living.returncode, path.read_text()) == (0, "half")
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

@@ -61,7 +61,7 @@ from quorem.files import atomic as files
 from quorem.files import tensors as tensor_file
 from quorem.files.saved_model import load, save
 from quorem.models import DLRM
-from quorem.training import run, trained
+from quorem.training import run
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -227,7 +227,7 @@ def targets(folder: Path) -> list[Target]:
         metrics = run.read_metrics(copy / "run" / "metrics.jsonl")
         if metrics.damaged or not metrics.is_final:
             raise ValueError(f"{copy} has damaged metrics")
-        state = load(copy / "run" / trained.MODEL).state_dict()
+        state = load(copy / "run" / run.MODEL).state_dict()
         encoding, _ = read_encoding(copy / "run" / run.ENCODING)
         checksums = {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
         return result["test"], metrics.lines, checksums, encoding
@@ -236,7 +236,7 @@ def targets(folder: Path) -> list[Target]:
     plan = reproduce.plan(
         Axes(name="grid", title="grid", x_label="x"),
         [Point(series="mult", x=1.0, options=options)],
-        log.path,
+        log,
         trials=1,
         optimizers=["adagrad"],
         command="quorem sweep grid.py",
@@ -245,7 +245,7 @@ def targets(folder: Path) -> list[Target]:
     (swept / "plans").mkdir(parents=True)
     plan.write(swept / "plans" / "grid.json")
     runs = plan.points[0].runs
-    made = sweep.new(swept, [runs], {runs[0].data: log.path}, "cpu")
+    made = sweep.new(swept, [runs], log.path, "cpu")
     for config_of_run in runs:
         train(config_of_run, log, made.run(config_of_run))
 

@@ -39,7 +39,7 @@ from quorem.files import atomic as files
 from quorem.paper.schemes import QR
 from quorem.training import checkpoint, run
 from quorem.training.loop import Options, train
-from quorem.training.trained import MODEL
+from quorem.training.run import MODEL
 
 
 @dataclass
@@ -205,11 +205,11 @@ def grid(folder: Path, out: Path) -> sweep.Sweep:
     options = {"embedding_dim": 4, "batch_size": 64, "validate_every": 5}
     points = [Point(series="mult", x=float(c), options={**options, "scheme": QR(c)}) for c in (2, 4)]
     axes = Axes(name="grid", title="grid", x_label="collisions")
-    plan = reproduce.plan(axes, points, log.path, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
+    plan = reproduce.plan(axes, points, log, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
     (out / "plans").mkdir(parents=True, exist_ok=True)
     plan.write(out / "plans" / "grid.json")
     runs = [point.runs for point in plan.points]
-    return sweep.new(out, runs, {runs[0][0].data: log.path}, "cpu")
+    return sweep.new(out, runs, log.path, "cpu")
 
 
 def trained(folder: Path, out: Path) -> None:

@@ -1,6 +1,8 @@
 """quorem's tables as TorchRec's, in one process: every scheme equals the single-device collection."""
 
+import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import quorem
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, collection_of, expected, features_of, jagged
+from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, bags_of, collection_of, expected, features_of, jagged
 
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, names
@@ -98,7 +100,7 @@ def assert_same(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool, shards: Any) -> None:
     tables = all_tables()
     collection = collection_of(tables, mode)
-    module = integration.from_collection(collection, is_weighted=weighted, **shards)
+    module = bags_of(collection, tables, is_weighted=weighted, **shards)
     features = jagged(features_of(tables), 5, weighted=weighted)
     if weighted:
         features.weights().requires_grad_()
@@ -167,7 +169,7 @@ def test_tables_are_drawn_as_the_single_device_collection() -> None:
 @SHARDS
 def test_collections_convert_both_ways(shards: Any) -> None:
     collection = collection_of(all_tables(), "mean")
-    back = integration.to_collection(integration.from_collection(collection, **shards))
+    back = integration.to_collection(bags_of(collection, all_tables(), **shards))
     assert back.mode == "mean" and back.specs == collection.specs and back.padding == collection.padding
     for key, value in collection.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key
@@ -194,7 +196,7 @@ def test_a_plan_becomes_tables_in_one_call() -> None:
 @SHARDS
 def test_half_precision(shards: Any) -> None:
     collection = quorem.EmbeddingCollection(FEW, mode="sum", dtype=torch.float16)
-    module = integration.from_collection(collection, **shards)
+    module = bags_of(collection, FEW, dtype=torch.float16, **shards)
     features = KeyedJaggedTensor(NAMES, torch.arange(10) % 7, lengths=torch.full((5,), 2))
     out = module(features)
     for name, dense in collection.to_dense().items():
@@ -208,3 +210,21 @@ def test_the_install_line_of_the_document_is_that_of_the_makefile() -> None:
     line = f'pip install ".[torchrec-cpu]" && pip install --no-deps {version} '
     assert line in (root / "docs" / "torchrec.md").read_text(encoding="utf-8")
     assert f"--no-deps {version}" in Path(integration.__file__).read_text(encoding="utf-8")
+
+
+def test_the_planner_is_told_how_many_ids_a_sample_has() -> None:
+    bags = EmbeddingBagCollection([quorem.Table("user", 100_000, 16, quorem.QR(4, operation="add"))])
+    limits = integration.constraints(bags, batch_size=64, ids_per_sample={"user": 3})
+    assert limits["user"].pooling_factors == [6.0]  # two rows for each id
+    with pytest.raises(ValueError, match="ids_per_sample names 'usr' but must name features of the model"):
+        integration.constraints(bags, batch_size=64, ids_per_sample={"usr": 3})
+
+
+def test_the_document_has_what_two_ranks_were_measured_at() -> None:
+    root = Path(__file__).parents[2]
+    benchmark = runpy.run_path(str(root / "benchmarks" / "torchrec_step.py"))
+    measured = json.loads((root / "benchmarks" / "results" / "torchrec_step.json").read_text(encoding="utf-8"))
+    _, _, rest = (root / "docs" / "torchrec.md").read_text(encoding="utf-8").partition("<!-- torchrec_step -->\n")
+    assert rest.partition("\n<!-- end -->")[0].splitlines() == benchmark["result_table"](measured)
+    full, plan = (measured["models"][benchmark[name]] for name in ("FULL", "PLAN"))
+    assert plan["ms"] < full["ms"] and plan["bytes"] < full["bytes"] * 0.4, "docs/torchrec.md says so"

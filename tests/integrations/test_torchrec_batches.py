@@ -11,11 +11,10 @@ import quorem
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, expected, few, jagged
+from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, bags_of, expected, few, jagged
 
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, rows
-from quorem.integrations.torchrec.unique_rows import unique_by_segment
 
 
 @pytest.mark.parametrize("lengths", [[0] * 10, [0, 2, 0, 0, 1, 1, 0, 0, 0, 3], [2, 2, 0, 0, 0, 0, 0, 0, 0, 0]])
@@ -139,7 +138,7 @@ def test_raw_and_unknown_ids_are_those_of_the_single_device(shards: Any) -> None
         quorem.Table("hash", N, D, quorem.QR(4), unknown="hash"),
     ]
     source = quorem.EmbeddingCollection(tables, mode="sum")
-    module = integration.from_collection(source, **shards)
+    module = bags_of(source, tables, **shards)
     ids = torch.tensor([[-1, 5, 2**62, 59], [-1, 5, 60, 59], [-1, 5, 2**62, 59], [-9, 5, 2**62, 59]])
     lengths = torch.tensor([2, 2] * 4)
     batch = KeyedJaggedTensor(keys=["raw", "rest", "cold", "hash"], values=ids.flatten(), lengths=lengths)
@@ -149,16 +148,3 @@ def test_raw_and_unknown_ids_are_those_of_the_single_device(shards: Any) -> None
     assert (back.raw_ids, back.unknown, back.padding_ids) == (source.raw_ids, source.unknown, source.padding_ids)
     drawn = next(EmbeddingBagCollection(tables[:1]).parameters()).detach()
     assert 2**-11 < float(drawn.abs().max()) <= 2**-10  # as a full table of 2**20 ids, not of 2**40
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("sizes", [[0], [1], [5, 0, 7, 1], [300, 2, 41], [0, 0, 9]])
-def test_distinct_values_of_each_segment(dtype: torch.dtype, sizes: list[int]) -> None:
-    bounds = [sum(sizes[:s]) for s in range(len(sizes) + 1)]
-    values = torch.randint(-20, 20, (bounds[-1],)).to(dtype)
-    unique = unique_by_segment(values, bounds)
-    assert torch.equal(unique.values[unique.inverse], values.long())
-    for s, part in enumerate(unique.values.split(unique.counts)):
-        first, segment = sum(unique.counts[:s]), slice(bounds[s], bounds[s + 1])
-        assert part.tolist() == sorted(set(values[segment].tolist()))
-        assert all(first <= i < first + len(part) for i in unique.inverse[segment].tolist())

@@ -17,7 +17,6 @@ from torchrec.streamable import Pipelineable
 from torchrec_ranks import CPU, NAMES, TABLES, D, all_of, dense_optimizer, jagged, reference, shard, updated
 
 import quorem
-from quorem.integrations import scale
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection
 
@@ -103,32 +102,18 @@ def counting_bytes() -> Iterator[list[int]]:
 
 
 def sent_bytes(rank: int) -> None:
-    """The bytes of a step are those of the calculator, where ids follow Zipf's law."""
+    """Where every row of a batch is sent once, fewer bytes are sent if ids repeat."""
     n, batch = 4000, 512
-    schemes = {
-        "full": quorem.Full(),
-        "add": quorem.QR(8, operation="add"),
-        "concat": quorem.QR(8, operation="concat"),
-        "mult": quorem.QR(8),
-        "path": quorem.Path(8, ()),
-        "hot": quorem.HotCold(200, cold=quorem.Pool(200), num_rest=1000),
-        "hot2": quorem.HotCold(100, cold=quorem.Pool(200)),
-    }
-    tables = [quorem.Table(name, n, D, scheme) for name, scheme in schemes.items()]
-    for num_shards in (None, 2):
-        _sent_bytes(rank, tables, num_shards, n, batch)
-
-
-def _sent_bytes(rank: int, tables: list[quorem.Table], num_shards: int | None, n: int, batch: int) -> None:
-    module = EmbeddingBagCollection(tables, num_shards=num_shards)
-    model = shard(module, all_of(module, "table_wise", "table_wise"))
-    draw = torch.Generator().manual_seed(rank)
-    ids = (torch.rand(len(tables) * batch, generator=draw) * math.log(1 + n)).exp().long() - 1
+    tables = [quorem.Table("full", n, D), quorem.Table("hot", n, D, quorem.HotCold(200, cold=quorem.Pool(200)))]
+    ids = (torch.rand(len(tables) * batch) * math.log(1 + n)).exp().long() - 1  # Zipf's law
     features = KeyedJaggedTensor([table.name for table in tables], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
-    with counting_bytes() as sent:
-        model(features).values().sum().backward()
-    total = torch.tensor(float(sum(sent)))
-    dist.all_reduce(total)
-    cost = scale.estimate(tables, 2, batch_size=batch, replicate=False, num_shards=num_shards)
-    wanted = 2 * cost.sent_bytes  # of both ranks: tables are not split evenly between them
-    assert abs(float(total) / wanted - 1) < 0.1, (num_shards, float(total), wanted)
+    totals = []
+    for num_shards in (None, 2):
+        module = EmbeddingBagCollection(tables, num_shards=num_shards)
+        model = shard(module, all_of(module, "table_wise", "table_wise"))
+        with counting_bytes() as sent:
+            model(features).values().sum().backward()
+        total = torch.tensor(float(sum(sent)))
+        dist.all_reduce(total)
+        totals.append(float(total))
+    assert totals[1] < 0.7 * totals[0], totals

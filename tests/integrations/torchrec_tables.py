@@ -57,6 +57,15 @@ def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor
     return collection(ids, F.pad(lengths.cumsum(0), (1, 0)), weights).flatten(1)
 
 
+def bags_of(
+    collection: quorem.EmbeddingCollection, tables: list[quorem.Table], **options: Any
+) -> EmbeddingBagCollection:
+    """TorchRec's tables with the weights of a single-device collection of the same tables."""
+    module = EmbeddingBagCollection(tables, mode=collection.mode, **options)
+    integration.copy_state_(module, collection)
+    return module
+
+
 def few(shards: Any) -> tuple[quorem.EmbeddingCollection, EmbeddingBagCollection]:
     collection = collection_of(FEW)
-    return collection, integration.from_collection(collection, **shards)
+    return collection, bags_of(collection, FEW, **shards)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from oracles import CASES, FEW, D, N, fill_
 from torch import Tensor, nn
 
-from quorem import QR, EmbeddingBag, Path
+from quorem import QR, EmbeddingBag, EmbeddingCollection, Path, Table
 
 IDS, OFFSETS = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3])
 BAGS = EmbeddingBag(N, D, QR(4), mode="sum")
@@ -131,3 +131,48 @@ def test_no_offsets_and_some_ids() -> None:
 def test_bags_of_path_based_tables_are_composed_first() -> None:
     bags = fill_(EmbeddingBag(N, D, Path(4, (5,), force=True), mode="mean"))
     torch.testing.assert_close(bags(IDS[None])[0], bags.to_dense()[IDS].mean(0))
+
+
+SOME = torch.tensor([1, 5, 99])
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [1, 0, 2], [1], [3, 1, 2]])
+def test_the_maximum_of_a_bag_with_nan_is_torchs(ids):
+    """NaN where it comes first, padding aside."""
+    table = EmbeddingBag(100, 8, QR(4), mode="max", padding_idx=3)
+    with torch.no_grad():
+        table.stored[1, :5] = torch.nan
+    dense = nn.EmbeddingBag.from_pretrained(table.to_dense().detach(), mode="max", padding_idx=3)
+    bags, offsets = torch.tensor([*ids, 5, 6]), torch.tensor([0, len(ids)])
+    torch.testing.assert_close(table(bags, offsets).detach(), dense(bags, offsets), equal_nan=True)
+    assert table(bags, offsets)[0].isnan().any() == (ids[:1] == [1] or ids[:2] == [3, 1])
+
+
+@pytest.mark.parametrize("mode", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("offsets", "match"), [([1, 2], "must be 0"), ([0, 2, 1], "must not decrease"), ([0, 9], "at most the number")]
+)
+def test_compiled_bags_refuse_the_offsets_that_others_refuse(mode, offsets, match):
+    torch._dynamo.reset()
+    table = EmbeddingBag(100, 8, QR(4), mode=mode)
+    for module in (table, torch.compile(table, fullgraph=True, backend="aot_eager")):
+        with pytest.raises((ValueError, RuntimeError), match=match):
+            module(SOME, torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bags_of_paths_have_sparse_gradients_in_half_precision(dtype):
+    table = EmbeddingBag(100, 8, Path(20, (6,), force=True), sparse=True, mode="sum", dtype=dtype)
+    dense = EmbeddingBag(100, 8, Path(20, (6,), force=True), mode="sum", dtype=dtype)
+    dense.load_state_dict(table.state_dict())
+    for module in (table, dense):
+        module(SOME[None]).sum().backward()
+    assert table.stored.grad.is_sparse
+    torch.testing.assert_close(table.stored.grad.float().to_dense(), dense.stored.grad.float())
+    tables = [Table("a", 100, 8, Path(20, (6,), force=True)), Table("b", 100, 8, QR(4))]
+    mixed, twin = (EmbeddingCollection(tables, sparse=sparse, dtype=dtype) for sparse in (True, False))
+    twin.load_state_dict(mixed.state_dict())
+    for module in (mixed, twin):
+        module(torch.cat([SOME, SOME]), torch.tensor([0, 3, 6])).sum().backward()
+    gradient = mixed.stored.grad.float()
+    torch.testing.assert_close(gradient.to_dense() if gradient.is_sparse else gradient, twin.stored.grad.float())

@@ -36,6 +36,11 @@ SCHEMES = {
     "hot, pool, rest": HotCold(20, cold=Pool(60), num_rest=100),
     "pool of three": HotCold(20, cold=Pool(60, num_partitions=3)),
     "hot and rest only": HotCold(57, cold=Full(), num_rest=200),
+    "narrow add": QR(9, operation="add", width=4),
+    "narrow concat": QR(6, operation="concat", width=4),
+    "narrow mult": QR(5, width=4),
+    "narrow pool": HotCold(20, cold=Pool(60), num_rest=100, width=4),
+    "narrow path": Path(4, hidden=(5,), width=4),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from oracles import CASES, FEW, D, N, assert_same_gradients, fill_
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, EmbeddingBag, Full, Hash, Path, optim
+from quorem import QR, Embedding, EmbeddingBag, Full, Hash, Path
 
 TABLE = Embedding(N, D, QR(4))
 
@@ -51,32 +51,6 @@ def test_the_weight_of_a_full_table_is_the_parameter() -> None:
     head = nn.Linear(D, N, bias=False)
     table.weight = head.weight
     assert table.stored is head.weight and torch.equal(table(torch.tensor([4])), head.weight[4:5])
-
-
-@pytest.mark.parametrize("sparse", [True, False])
-def test_weight_is_up_to_date(sparse: bool) -> None:
-    """Under Adam every row moves in every step, touched or not."""
-    tables = {scheme: Embedding(N, D, scheme, sparse=sparse, dtype=torch.float64) for scheme in (Full(), QR(4))}
-    for table in tables.values():
-        theirs = nn.ParameterList(t.detach().clone() for t in table.tables())
-        optimizers = [optim.Adam(table.parameters(), lr=0.1), torch.optim.Adam(theirs, lr=0.1)]
-        for ids in torch.arange(12).view(4, 3):
-            dense = theirs[0] if len(theirs) == 1 else theirs[0].repeat(4, 1) * theirs[1].repeat_interleave(15, 0)
-            table(ids).sum().backward()
-            dense[ids].sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        dense = theirs[0] if len(theirs) == 1 else theirs[0].repeat(4, 1) * theirs[1].repeat_interleave(15, 0)
-        torch.testing.assert_close(table.weight.detach(), dense.detach(), rtol=0, atol=1e-12)
-
-
-def test_weight_of_a_full_table_can_be_replaced_by_its_like_only() -> None:
-    full, value = Embedding(N, D, Full()), nn.Parameter(torch.ones(N, D))
-    full.weight = value
-    assert full.stored is value
-    with pytest.raises(ValueError, match=rf"weight \(\({N}, {D + 1}\)\) must be a table \[{N}, {D}\]"):
-        full.weight = nn.Parameter(torch.zeros(N, D + 1))
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -205,20 +179,3 @@ def test_the_count_of_invalid_ids_a_gpu_has_seen() -> None:
     table.invalid_ids += 3
     with pytest.warns(UserWarning, match="3 ids out of range in Embedding: each gave a vector of zeros"):
         assert table.warn_invalid_ids() == 3
-
-
-def test_a_training_step_lowers_the_loss() -> None:
-    """A target that the scheme can hold is learned, by every table."""
-    torch.manual_seed(0)
-    target = Embedding.from_pretrained(torch.randn(N, D)).to_dense()
-    for operation in ("mult", "add", "concat"):
-        table = Embedding(N, D, QR(4, operation=operation), init_std=0.3)
-        optimizer = torch.optim.Adam(table.parameters(), lr=0.03)
-        losses = []
-        for _ in range(60):
-            loss = (table(torch.arange(N)) - target).pow(2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < 0.9 * losses[0]

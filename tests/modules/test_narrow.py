@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from oracles import fill_, twin_of
+from oracles import fill_
 from torch import Tensor, nn
 
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
 from quorem.fit import fit_
-from quorem.paper import schemes
 from quorem.paper.schemes import Scheme
 
 N, D, NARROW = 200, 16, 4
@@ -56,12 +54,6 @@ def test_rows_that_would_not_shrink_the_table_stay_full() -> None:
             module = Embedding(5, D, scheme)
         assert module.is_full() and not module.narrow and module.stored.shape == (5, D)
     assert Embedding(5, D, Full(width=NARROW, force=True)).narrow == (0,)
-
-
-def test_schemes_carry_their_width_as_text() -> None:
-    for scheme in SCHEMES.values():
-        assert schemes.from_json(schemes.to_json(scheme)) == scheme
-        assert "width=4" in repr(scheme)
 
 
 def test_errors() -> None:
@@ -121,75 +113,7 @@ def collection(dtype: torch.dtype = torch.float64, **options: object) -> Embeddi
     return fill_(EmbeddingCollection(tables, dtype=dtype, **options))
 
 
-def test_a_collection_of_several_widths() -> None:
-    module = collection()
-    assert [tuple(p.shape) for p in module.projections] == [(4, D), (4, D), (2, D), (4, D), (2, D)]
-    assert sorted(module.pools) == ["pool.2", "pool.4"]
-    ids = torch.randint(N, (9, 7), generator=torch.Generator().manual_seed(0))
-    twin = twin_of(module)
-    dense = twin.to_dense()
-    expected = torch.cat(
-        [F.embedding(ids[:, f], dense[module.names[t]].flatten(1)) for f, t in enumerate(module.table_of)], 1
-    ).view(9, 8, D)
-    out = module(ids)
-    torch.testing.assert_close(out, expected)
-    assert out.is_contiguous()
-    weights = torch.randn(out.shape, dtype=torch.float64)
-    (out * weights).sum().backward()
-    (expected * weights).sum().backward()
-    for (name, p), q in zip(module.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_jagged_bags_of_several_widths(mode: str) -> None:
-    module = collection(mode=mode)
-    draw = torch.Generator().manual_seed(0)
-    lengths = torch.randint(0, 4, (7 * 5,), generator=draw)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    ids = torch.randint(N, (int(offsets[-1]),), generator=draw)
-    weights = torch.randn(len(ids), generator=draw, dtype=torch.float64)
-    out, dense = module(ids, offsets, weights), module.to_dense()
-    expected = []
-    for f, t in enumerate(module.table_of):
-        ends = offsets[5 * f : 5 * f + 6]
-        flat = dense[module.names[t]].flatten(1)
-        part, own = ids[ends[0] : ends[-1]], weights[ends[0] : ends[-1]]
-        options = {"offsets": ends - ends[0], "include_last_offset": True, "padding_idx": module.padding[t]}
-        total = F.embedding_bag(part, flat, mode="sum", per_sample_weights=own, **options)
-        count = F.embedding_bag(part, torch.ones_like(flat[:, :1]), mode="sum", **options).clamp(min=1)
-        expected.append(total / count if mode == "mean" else total)
-    torch.testing.assert_close(out, torch.cat(expected, 1).view(5, 8, D))
-
-
 # What a module can do with any table.
-
-
-@pytest.mark.parametrize("case", SCHEMES)
-def test_scores(case: str) -> None:
-    module = fill_(Embedding(N, D, SCHEMES[case], padding_idx=3, dtype=torch.float64))
-    queries, dense = torch.randn(5, D, dtype=torch.float64), module.to_dense()
-    expected = queries @ dense.T
-    torch.testing.assert_close(module.score(queries), expected)
-    torch.testing.assert_close(module.score(queries, IDS), expected[:, IDS])
-    values, ids = module.topk(queries, 7)
-    torch.testing.assert_close(values, expected.topk(7).values)
-    torch.testing.assert_close(expected.gather(1, ids), values)
-    targets = torch.arange(5)
-    loss, wanted = quorem.cross_entropy(queries, module, targets), F.cross_entropy(expected, targets)
-    torch.testing.assert_close(loss, wanted)
-    found = torch.autograd.grad(loss, list(module.parameters()))
-    for actual, gradient in zip(found, torch.autograd.grad(wanted, list(module.parameters())), strict=True):
-        torch.testing.assert_close(actual, gradient)
-
-
-def test_scores_of_some_ids_in_half_precision() -> None:
-    module = fill_(Embedding(N, D, SCHEMES["add"], dtype=torch.bfloat16))
-    queries = torch.randn(5, D, dtype=torch.bfloat16)
-    expected = queries.double() @ twin_of(module).to_dense()[IDS].flatten(0, 1).T
-    scores = module.score(queries, IDS)
-    assert scores.dtype == torch.bfloat16
-    torch.testing.assert_close(scores.flatten(1).double(), expected, rtol=6e-2, atol=6e-2)
 
 
 def best_error(dense: Tensor, width: int) -> float:
@@ -227,18 +151,6 @@ def test_a_fit_is_that_of_the_projected_table(case: str) -> None:
     assert relative_error(Embedding.from_pretrained(source, SCHEMES["add"]).to_dense(), source) < 1e-6
     with pytest.raises(ValueError, match="must not be path-based"):
         Embedding.from_pretrained(dense, SCHEMES["path"])
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("case", SCHEMES)
-def test_quantized_rows_keep_a_matrix_of_floats(case: str, bits: int) -> None:
-    module = fill_(EmbeddingBag(N, D, SCHEMES[case], mode="sum"))
-    before = module.to_dense().detach()
-    quorem.quantize_(module, bits)
-    assert module.stored.dtype == torch.uint8 and module.projections[0].dtype == torch.float32
-    torch.testing.assert_close(module(IDS), module.to_dense()[IDS].sum(1), rtol=1e-4, atol=1e-4)
-    assert relative_error(module.to_dense(), before) < (0.5 if bits == 4 else 0.05)
-    assert module.double()(IDS).dtype == torch.float64
 
 
 @pytest.mark.parametrize("case", ["full", "mult", "add", "concat", "hash", "pool"])
@@ -307,22 +219,6 @@ def test_updates_in_the_backward_pass_leave_the_matrix_to_its_own_optimizer() ->
     module(IDS).square().sum().backward()
     assert module.stored.grad is None and not torch.equal(module.stored, before)
     assert module.projections[0].grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("case", SCHEMES)
-def test_a_narrow_table_learns_what_it_can_store(case: str) -> None:
-    torch.manual_seed(0)
-    target = fill_(Embedding(N, D, SCHEMES[case], init_std=1.0)).to_dense().detach()
-    module = Embedding(N, D, SCHEMES[case], init_std=1.0)
-    trained = torch.optim.Adam(module.parameters(), lr=0.02)
-    first = None
-    for _ in range(60):
-        loss = (module(torch.arange(N)) - target).square().mean()
-        first = loss.item() if first is None else first
-        trained.zero_grad()
-        loss.backward()
-        trained.step()
-    assert loss.item() < 0.8 * first
 
 
 def test_compression_of_a_model_counts_the_matrix_and_moves_the_optimizer() -> None:

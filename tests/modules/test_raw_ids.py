@@ -20,7 +20,7 @@ from quorem import (
     optim,
     schemes,
 )
-from quorem.paper.hashing import expected_collisions, mixed_ids
+from quorem.paper.hashing import mixed_ids
 
 RAW = torch.tensor([0, 1, -1, 2**40, -(2**63), 2**63 - 1, 7, 2**20, -(2**20)])
 
@@ -97,7 +97,7 @@ def test_collections_mix_the_ids_of_raw_tables_only() -> None:
     names = module.features
     unsigned = {name: ids[:, f].contiguous().view(torch.uint64) for f, name in enumerate(names)}
     assert torch.equal(module(unsigned), module(ids))
-    bags = unsigned | {names[0]: (unsigned[names[0]], torch.arange(len(ids)))}
+    bags = unsigned | {names[0]: (unsigned[names[0]], torch.arange(len(ids) + 1))}
     assert torch.equal(module(bags), module(ids))
     with pytest.raises(IndexError, match=r"id 7 is outside \[0, 7\) of table day"):
         module(torch.full((1, 5), 7))
@@ -127,7 +127,6 @@ def test_strings_have_vectors_of_their_own() -> None:
     module = Embedding(2**40, 16, GeneralizedQR(4), raw_ids=True)
     ids = hash_strings([f"user {i}" for i in range(20_000)])
     assert len(module(ids).unique(dim=0)) == 20_000
-    assert expected_collisions(20_000, 2**40) < 0.001
 
 
 def test_hot_and_cold_raw_ids() -> None:

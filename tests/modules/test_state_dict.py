@@ -20,6 +20,7 @@ from quorem import (
     Full,
     GeneralizedQR,
     HotCold,
+    Path,
     Pool,
     Table,
     optim,
@@ -196,7 +197,7 @@ def test_parameters_and_persistent_buffers_are_saved_under_their_own_names() -> 
     module = collection()
     persistent = {name for name, _ in module.named_buffers() if name in module.state_dict()}
     assert set(module.state_dict()) == {name for name, _ in module.named_parameters()} | persistent
-    assert persistent == {"meaning"} and module.meaning.dtype == torch.int64
+    assert persistent == {"meaning"} and module.meaning.dtype == torch.int32
     assert list(Embedding(N, D, QR(4)).state_dict()) == ["stored", "meaning"]
     ranked = Embedding(N, D, HOT_COLD, frequencies=torch.arange(N))
     assert list(ranked.state_dict()) == ["stored", "ranks", "meaning"]
@@ -282,7 +283,7 @@ def test_schemes_that_store_the_same_load_each_other() -> None:
 def test_a_meaning_that_is_none_is_refused() -> None:
     module = Embedding(N, D, QR(4))
     for wrong in (torch.zeros(3), torch.zeros(1, 3, dtype=torch.int64), [1]):
-        with pytest.raises(RuntimeError, match=r"meaning must be int64 \[tables, 15 or more\]"):
+        with pytest.raises(RuntimeError, match=r"meaning must be int32 or int64 \[tables, 15 or more\]"):
             module.load_state_dict({**module.state_dict(), "meaning": wrong})
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "meaning"'):
         module.load_state_dict({"stored": module.stored})
@@ -379,3 +380,56 @@ def test_pruned_rows_are_saved() -> None:
     module.load_state_dict(saved.state_dict())
     assert set(saved.state_dict()) == {"stored_orig", "stored_mask", "meaning"}
     assert torch.equal(module(IDS), saved(IDS))
+
+
+SOME = torch.tensor([1, 5, 99])
+
+
+class Scaled(Embedding):
+    """A subclass with a parameter, a buffer and a state of its own."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros(3))
+        self.note = "new"
+
+    def get_extra_state(self):
+        return self.note
+
+    def set_extra_state(self, state):
+        self.note = state
+
+
+def test_state_dict_keeps_what_a_subclass_adds_and_loading_misses_it():
+    first, second = Scaled(100, 8, QR(4)), Scaled(100, 8, QR(4))
+    with torch.no_grad():
+        first.scale.fill_(3)
+        first.seen.fill_(7)
+    first.note = "kept"
+    second.load_state_dict(first.state_dict())
+    assert float(second.scale) == 3 and second.seen.tolist() == [7, 7, 7] and second.note == "kept"
+    with pytest.raises(RuntimeError, match=r"Missing key.*scale"):
+        second.load_state_dict(Embedding(100, 8, QR(4)).state_dict())
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*seen"):
+        Embedding(100, 8, QR(4)).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("scheme", [QR(4), Path(4, (6,)), HotCold(9, cold=Pool(30), num_rest=20)], ids=str)
+def test_integers_survive_what_is_done_to_a_whole_module(scheme):
+    table = Embedding(100, 8, scheme)
+    expected = table(SOME)
+    table.type(torch.float64)
+    torch.testing.assert_close(table(SOME), expected.double())
+    empty = nn.utils.skip_init(Embedding, 100, 8, scheme)
+    assert empty(SOME).shape == (3, 8)
+    other = Embedding(100, 8, scheme, device="meta").to_empty(device="cpu")
+    other.load_state_dict(table.float().state_dict())
+    torch.testing.assert_close(other(SOME), expected)
+
+
+def test_collections_survive_it_too():
+    tables = EmbeddingCollection([Table("a", 100, 8, QR(4)), Table("b", 100, 8, features=("x", "y"))])
+    ids = torch.stack([SOME] * 3, 1)
+    expected = tables(ids)
+    torch.testing.assert_close(tables.type(torch.float64)(ids), expected.double())

@@ -1,4 +1,4 @@
-"""Whoever reads a table's parameter outside of quorem's ops sees rows that are up to date, without being told to flush.
+"""Under Adam and AMSGrad rows lag behind: whoever reads or writes them meets rows that are up to date.
 
 The oracle is a dense twin under ``torch.optim``, in float64, which takes the same steps and is read in the same way.
 """
@@ -15,10 +15,11 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from quorem import QR, Embedding, EmbeddingCollection, HotCold, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Pool, Table, optim
 from quorem.ops.lagging import LaggingParameter, in_memory
 
-N = 40
+N, D = 40, 4
+IDS = torch.tensor([1, 31, 39])
 OPTIMIZERS = {
     "Adam": (optim.Adam, torch.optim.Adam, {}),
     "AMSGrad": (optim.AMSGrad, torch.optim.Adam, {"amsgrad": True}),
@@ -43,11 +44,18 @@ class Pair:
         self.truth = theirs(self.twin.parameters(), lr=0.1, **options)
         self.step(range(0, N, 3))
 
+    @property
+    def both(self) -> tuple[nn.Module, nn.Module]:
+        return self.table, self.twin
+
+    def check(self) -> None:
+        torch.testing.assert_close(self.table.to_dense(), self.twin.to_dense(), rtol=0, atol=1e-10)
+
     def step(self, *batches: object) -> None:
         for ids in batches or ([1, 2], [3], [2, 39]):
             for module, optimizer in ((self.table, self.optimizer), (self.twin, self.truth)):
                 optimizer.zero_grad()
-                shape = (-1, 2) if isinstance(module, EmbeddingCollection) else (-1,)
+                shape = (-1, 2) if isinstance(module, EmbeddingCollection | EmbeddingBag) else (-1,)
                 module(torch.tensor([*ids, *ids]).view(shape)).square().sum().backward()  # type: ignore[misc]
                 optimizer.step()
 
@@ -98,6 +106,9 @@ READERS: dict[str, Callable[[nn.Module], Tensor]] = {
     "compile": lambda m: torch.compile(lambda p: p * 2, backend="eager")(parameter(m)),
     "to": lambda m: parameter(m).to(torch.float32),
     "float": lambda m: copy.deepcopy(m).float().stored,
+    "to_dense": lambda m: m.to_dense(),
+    "named_tables": lambda m: torch.cat([table.flatten() for _, table in m.named_tables()]),
+    "vmap": lambda m: torch.vmap(m)(IDS[None]),
 }
 
 
@@ -240,3 +251,89 @@ def test_a_compiled_reader_of_a_whole_graph_is_refused() -> None:
     pair.lag()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(lambda p: p * 2, backend="eager", fullgraph=True)(pair.table.stored)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
+@pytest.mark.parametrize("capture", ["export", "strict export", "trace"])
+def test_graphs_that_are_captured_hold_rows_that_are_up_to_date(
+    capture: str, kind: type[Embedding], in_backward: bool
+) -> None:
+    pair = Pair("AMSGrad", in_backward=in_backward, module=kind(N, D, QR(4), sparse=not in_backward).double())
+    pair.lag()
+    ids = IDS[:, None] if kind is EmbeddingBag else IDS
+    if capture == "trace":
+        traced = torch.jit.trace(pair.table, (ids,))
+        graph = str(traced.graph)
+    else:
+        exported = torch.export.export(pair.table, (ids,), strict=capture == "strict export")
+        traced, graph = exported.module(), str(exported.graph)
+    torch.testing.assert_close(traced(ids), pair.twin(ids), rtol=0, atol=1e-10)
+    assert "catch_up" not in graph
+    pair.check()
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_gradients_under_vmap(in_backward: bool) -> None:
+    pair = Pair(in_backward=in_backward)
+    pair.lag()
+    for module, optimizer in zip(pair.both, (pair.optimizer, pair.truth), strict=True):
+        optimizer.zero_grad()
+        (torch.vmap(module) if module is pair.table else module)(IDS[None]).square().sum().backward()
+        optimizer.step()
+    pair.check()
+
+
+def test_what_is_written_just_before_a_step_stays() -> None:
+    pair = Pair()
+    pair.lag()
+    for module in pair.both:
+        module.zero_grad()
+        module(IDS).sum().backward()
+        with torch.no_grad():
+            parameter(module).fill_(0.25)
+    pair.optimizer.step()
+    pair.truth.step()
+    pair.check()
+
+
+@pytest.mark.parametrize("other", [optim.Adam, optim.Adagrad])
+def test_two_optimizers_may_take_turns(other: type[optim.RowOptimizer]) -> None:
+    pair = Pair()
+    first, pair.optimizer = pair.optimizer, other(pair.table.parameters(), lr=0.05)
+    dense, pair.truth = pair.truth, other.torch_class(pair.twin.parameters(), lr=0.05)
+    for _ in range(3):
+        pair.step()
+        first, pair.optimizer, dense, pair.truth = pair.optimizer, first, pair.truth, dense
+    pair.check()
+
+
+LOSSES = {
+    "to_dense": lambda table: table.to_dense().square().sum(),
+    "weight": lambda table: (torch.eye(D) @ table.weight.T).logsumexp(1).sum(),
+    "score": lambda table: table.score(torch.eye(D)).logsumexp(1).sum(),
+    "stored": lambda table: table.stored.square().sum(),
+}
+
+
+@pytest.mark.parametrize("scheme", [QR(4), Full()], ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_on_the_whole_table_are_applied_in_backward(name: str, scheme: object) -> None:
+    """Full softmax and L2 among them, beside lookups in the same pass."""
+    torch.manual_seed(0)
+    table = Embedding(N, D, scheme)
+    dense = copy.deepcopy(table)
+    optimizer = optim.apply_in_backward(table, optim.Adagrad, lr=0.1)
+    truth = torch.optim.Adagrad(dense.parameters(), lr=0.1)
+    for _ in range(3):
+        for module in (table, dense):
+            (LOSSES[name](module) + module(IDS).sum()).backward()
+        truth.step()
+        truth.zero_grad()
+    assert table.stored.grad is None
+    torch.testing.assert_close(table.stored, dense.stored)
+    with pytest.raises(RuntimeError, match="create_graph must be False"):
+        LOSSES[name](table).backward(create_graph=True)
+    optimizer.remove()
+    LOSSES[name](table).backward()
+    assert table.stored.grad is not None

@@ -60,29 +60,6 @@ def test_checkpoints_pass_between_torch_and_quorem(name):
     torch.testing.assert_close(dense.stored, straight.stored, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_reads_from_outside_are_up_to_date(name):
-    module = collection()
-    dense = twin(module)
-    ours, theirs = CLASSES[name](module.parameters(), lr=0.01), oracle(name, dense, 0.01)
-    reads = [
-        lambda m: dict(m.named_tables())["tables.t1.0"],
-        lambda m: m.tables(1)[0],
-        lambda m: m.state_dict()["stored"],
-        lambda m: m.to_dense()["t1"],
-        lambda m: copy.deepcopy(m).stored,
-        lambda m: torch.load(saved(m), weights_only=False).stored,
-    ]
-    for seed, read in enumerate(reads):
-        run(module, ours, 12, seed)
-        run(dense, theirs, 12, seed)
-        torch.testing.assert_close(read(module), read(dense), rtol=0, atol=1e-12)
-    run(module, ours, 12)
-    run(dense, theirs, 12)
-    ours.flush()
-    torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
 def test_compiled_lookups_are_up_to_date(name):
     """Whole where nothing is differentiated; torch breaks the graph itself at a sparse gradient."""
@@ -113,13 +90,6 @@ def test_gradients_accumulate_over_backward_passes():
                 optimizer.zero_grad()
     ours.flush()
     torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-12)
-
-
-def saved(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return file
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,30 +179,6 @@ def test_learning_rate_may_be_a_tensor():
     assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda p: optim.Adagrad(p, weight_decay=0.1), r"weight_decay \(0.1\) must be 0 for tables"),
-        (lambda p: optim.Adam([{"params": p, "amsgrad": True}]), r"amsgrad \(True\) must be False"),
-        (lambda p: optim.AMSGrad([{"params": p, "maximize": True}]), r"maximize \(True\) must be False"),
-        (lambda p: optim.Adam(p, betas=(0.99, 0.9)), r"betas \(0.99, 0.9\) must have beta1\*\*2 < beta2"),
-        (lambda p: optim.Adam(p, lr=-1.0), "Invalid learning rate"),
-        (lambda p: optim.Adam(p, betas=(1.0, 0.9)), "Invalid beta parameter"),
-    ],
-)
-def test_unsupported_options_are_refused(make, message):
-    module = collection()
-    with pytest.raises(ValueError, match=message):
-        make([module.stored])
-
-
-@pytest.mark.parametrize("option", ["foreach", "maximize", "capturable", "differentiable", "fused", "amsgrad"])
-@pytest.mark.parametrize("name", NAMES)
-def test_options_of_torch_that_are_not_ours_are_not_accepted(name, option):
-    with pytest.raises(TypeError, match="unexpected keyword argument"):
-        CLASSES[name](collection().parameters(), **{option: True})
-
-
 def test_rows_cannot_lag_behind_in_a_module_that_does_not_bring_them_up_to_date():
     module = nn.Embedding(9, 4, sparse=True)
     optimizer = optim.AMSGrad(module.parameters())
@@ -266,13 +212,6 @@ def test_row_sums_go_on_with_dense_gradients():
     assert torch.equal(module.stored, loaded.stored)
 
 
-def test_other_sparse_gradients_are_refused():
-    p = nn.Parameter(torch.zeros(5))
-    p.grad = torch.sparse_coo_tensor([[1]], [1.0], (5,), check_invariants=True)
-    with pytest.raises(ValueError, match=r"shape \(5,\) with a sparse gradient must be 2-D"):
-        optim.SGD([p]).step()
-
-
 @pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW"])
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_a_state_of_another_table_is_refused(name: str, in_backward: bool) -> None:
@@ -290,17 +229,3 @@ def test_a_state_of_another_table_is_refused(name: str, in_backward: bool) -> No
     ):
         table(torch.arange(3)).sum().backward()
         optimizer.step()
-
-
-def test_a_weight_decay_that_is_set_later_is_refused() -> None:
-    table = Embedding(40, 4, QR(4))
-    optimizer = optim.apply_in_backward(table, optim.Adam)
-    table(torch.arange(3)).sum().backward()
-    optimizer.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match=r"weight_decay \(0.1\) must be 0 for tables"):
-        table(torch.arange(3)).sum().backward()
-
-
-def test_a_rounding_seed_is_an_integer() -> None:
-    with pytest.raises(TypeError, match=r"rounding_seed \(0.5\) must be an integer"):
-        optim.apply_in_backward(Embedding(40, 4, QR(4)), optim.SGD, rounding_seed=0.5)

@@ -33,24 +33,12 @@ def as_pairs(parts: Sequence[Partition]) -> list[tuple[int, int]]:
 # Partition
 
 
-def test_partition_example() -> None:
-    assert Partition(1, 4)(torch.arange(6)).tolist() == [0, 1, 2, 3, 0, 1]
-    assert Partition(2, 2)(torch.arange(6)).tolist() == [0, 0, 1, 1, 0, 0]
-
-
 @given(
     st.integers(1, 2**63 - 1),
     st.integers(1, 2**63 - 1),
     st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20),
 )
 def test_partition_is_exact_on_all_of_int64(stride: int, size: int, ids: list[int]) -> None:
-    assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
-
-
-@pytest.mark.parametrize("edge", [2**24, 2**31, 2**53, 2**62, 2**63 - 4])
-@pytest.mark.parametrize(("stride", "size"), [(1, 3), (7, 1000), (1, 2**31 + 11), (3, 2**53 + 5)])
-def test_partition_past_the_edges_of_float_and_int32(edge: int, stride: int, size: int) -> None:
-    ids = [edge + step for step in range(-3, 4)]
     assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
 
 
@@ -186,16 +174,6 @@ def test_explicit_partition_refuses_ids_out_of_range(bad: int) -> None:
 # Families
 
 
-def test_family_examples() -> None:
-    assert as_pairs(partitions.naive(10)) == [(1, 10)]
-    assert as_pairs(partitions.hashing(10, 4)) == [(1, 4)]
-    assert as_pairs(partitions.quotient_remainder(10, 4)) == [(1, 4), (4, 3)]
-    assert as_pairs(partitions.quotient_remainder(10, 10)) == [(1, 10), (10, 1)]
-    assert as_pairs(partitions.quotient_remainder(10, 1)) == [(1, 1), (1, 10)]
-    assert as_pairs(partitions.generalized_quotient_remainder(60, [5, 4, 3])) == [(1, 5), (5, 4), (20, 3)]
-    assert as_pairs(partitions.chinese_remainder(60, [5, 4, 3])) == [(1, 5), (1, 4), (1, 3)]
-
-
 @pytest.mark.parametrize("n", [2**24 + 1, 2**31 + 1, 2**53 + 1, 2**62 + 1])
 def test_quotient_and_remainder_restore_huge_ids(n: int) -> None:
     m = math.isqrt(n) + 1
@@ -328,13 +306,6 @@ def test_overlapping_stays_exact_for_huge_n(n: int, k: int, spare: int) -> None:
 
 
 # Complementary
-
-
-def test_the_papers_example() -> None:
-    parts = [ExplicitPartition(index) for index in ([0, 1, 2, 1, 1], [0, 0, 1, 0, 1], [0, 1, 1, 0, 1])]
-    assert partitions.is_complementary(parts, 5) and complementary_by_definition(parts, 5)
-    for pair in itertools.combinations(parts, 2):
-        assert not partitions.is_complementary(pair, 5)
 
 
 @given(st.integers(1, 24), st.data())

@@ -33,7 +33,6 @@ from quorem.serving.predict import predict
 from quorem.serving.scorer import Scorer
 from quorem.training.config import RunConfig
 from quorem.training.loop import Options, train
-from quorem.training.metrics import Evaluation
 from quorem.training.model import data_identity
 
 ROWS = 700
@@ -77,7 +76,6 @@ def test_raw_rows_score_as_prepared_rows(folder: Path) -> None:
     torch.testing.assert_close(scorer(rows), oracle(folder))
     one = {name: values[3:4] for name, values in rows.items()}
     torch.testing.assert_close(scorer(one), oracle(folder)[3:4])
-    assert "run" in repr(scorer) and "dlrm" in repr(scorer)
 
 
 class Pandas:
@@ -149,18 +147,6 @@ def test_the_metrics_are_those_of_the_run(folder: Path) -> None:
     for split in ("validation", "test"):
         metrics = dataclasses.asdict(quorem.load(folder / "run").evaluate(Prepared(folder / "log"), split))
         assert metrics == pytest.approx(result[split], rel=1e-6)
-
-
-def test_predictions_of_the_test_rows_have_the_metrics_of_evaluate(folder: Path, tmp_path: Path) -> None:
-    data, scorer = Prepared(folder / "log"), Scorer(folder / "run")
-    start, stop = data.meta["split"]["test"]
-    table()[start:stop].write_parquet(tmp_path / "test.parquet")
-    predict(scorer, tmp_path / "test.parquet", tmp_path / "scores.parquet")
-    scores = pl.read_parquet(tmp_path / "scores.parquet")["probability"]
-    evaluation = Evaluation()
-    evaluation.update(torch.from_numpy(scores.to_numpy().copy()).logit(), data.split("test").labels.float())
-    actual, expected = dataclasses.asdict(evaluation.compute()), dataclasses.asdict(scorer.evaluate(data))
-    assert actual == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
@@ -298,8 +284,6 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
     (tmp_path / "run" / "result.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"run has no result.json: the run is not finished"):
         quorem.load(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"table \('user'\) must be None for a run"):
-        quorem.load(folder / "run", table="user")
     with pytest.raises(
         ValueError, match=r"unknown \('missing'\) must be 'error' for a file: only a run has a vocabulary"
     ):

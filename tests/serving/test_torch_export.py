@@ -1,4 +1,7 @@
-"""Exported torch programs against the modules they were made from, in this process and in one without quorem."""
+"""Exported torch programs against the modules they were made from, in this process and in one without quorem.
+
+ONNX graphs are made from such programs: ``test_onnx`` has bags, networks and dtypes.
+"""
 
 import errno
 import io
@@ -30,12 +33,11 @@ from quorem import (
     export,
     quantize_,
 )
-from quorem.models import DCN, DLRM, DeepFM
+from quorem.models import DLRM
 from quorem.serving.named import export_named
 
 IDS = torch.tensor([3, 3, 7, 59, 0, 1, 1, 7, 7, 12, 58, 33])
 OFFSETS = torch.tensor([0, 4, 4, 7, 9, 11])  # an empty bag, one of padding only, and an id past the last offset
-WEIGHTS = torch.linspace(-1, 2, len(IDS))
 KINDS = ("qr-mult", "mixed-add", "qr-feature", "path-mlp")  # of exported programs: tracing takes seconds
 UNKNOWN = [-1, N, 2**31, 2**62, -(2**63), 2**63 - 1]
 
@@ -171,24 +173,6 @@ def test_programs_of_jagged_collections(program_of: Callable[..., nn.Module]) ->
         check_bags(program, module, rows)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags(mode: str, program_of: Callable[..., nn.Module]) -> None:
-    module = fill_(EmbeddingBag(N, D, QR(4), mode=mode, padding_idx=7, include_last_offset=True))
-    jagged = program_of(module, jagged=True)
-    assert_near(jagged(IDS, OFFSETS)["vectors"], module(IDS, OFFSETS))
-    rows = program_of(module)
-    assert_near(rows(IDS.view(4, 3))["vectors"], module(IDS.view(4, 3)))
-    if mode != "max":
-        weighted = program_of(module, sample_weights=True)
-        assert_near(
-            weighted(IDS.view(4, 3), WEIGHTS.view(4, 3))["vectors"], module(IDS.view(4, 3), None, WEIGHTS.view(4, 3))
-        )
-    zeros = program_of(module, jagged=True, unknown="zeros")
-    ids, offsets = torch.tensor([3, N, 5, -1]), torch.tensor([0, 2, 4])
-    assert_near(zeros(ids, offsets)["vectors"], module(ids[[0, 2]], torch.tensor([0, 1, 2])))
-    assert jagged(ids, offsets)["vectors"].isnan().all()
-
-
 def test_offsets_without_the_last(program_of: Callable[..., nn.Module]) -> None:
     module = fill_(EmbeddingBag(N, D, QR(4), mode="sum"))
     program = program_of(module, jagged=True)
@@ -196,33 +180,13 @@ def test_offsets_without_the_last(program_of: Callable[..., nn.Module]) -> None:
         assert_near(program(IDS, offsets)["vectors"], module(IDS, offsets))
 
 
-NETWORKS = {
-    "dlrm": lambda tables: DLRM(tables, num_dense=3, bottom=(8,), top=(6,)),
-    "dlrm-no-dense": lambda tables: DLRM(tables, num_dense=0, top=(6,)),
-    "dcn": lambda tables: DCN(tables, num_dense=3, deep=(7,), num_cross=3),
-    "deepfm": lambda tables: DeepFM(tables, num_dense=3, deep=(7,)),
-}
-
-
-def small_tables() -> EmbeddingCollection:
-    return EmbeddingCollection([Table("user", N, D, QR(4)), Table("day", 7, D), Table("path", N, D, CASES["path-mlp"])])
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str, program_of: Callable[..., nn.Module]) -> None:
-    model = NETWORKS[name](small_tables())
-    program = program_of(model)
-    for rows in (1, 33):
-        ids, dense = batch(rows, 3) % 7, torch.rand(rows, model.num_dense)
-        outputs = program(dense, ids)
-        assert_near(outputs["logits"], model(dense, ids))
-        assert_near(outputs["probabilities"], model(dense, ids).sigmoid())
-    ids[3, 1] = 7
-    assert program(dense, ids)["logits"].isnan().nonzero().flatten().tolist() == [3]
+def network() -> DLRM:
+    tables = [Table("user", N, D, QR(4)), Table("day", 7, D), Table("path", N, D, CASES["path-mlp"])]
+    return DLRM(EmbeddingCollection(tables), num_dense=3, bottom=(8,), top=(6,))
 
 
 def test_a_program_leaves_its_model_as_it_was(program_of: Callable[..., nn.Module]) -> None:
-    model = NETWORKS["dlrm"](small_tables())
+    model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     program = program_of(model)
     with torch.no_grad():
@@ -255,7 +219,7 @@ def test_a_full_disk_is_an_error_and_does_not_end_the_process(monkeypatch: pytes
 
 
 def test_a_program_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:
-    model = NETWORKS["dlrm"](small_tables())
+    model = network()
     ids, dense = batch(5, 3) % 7, torch.rand(5, 3)
     expected = model(dense, ids).detach()
     ids[2, 0], expected[2] = 2**40, torch.nan
@@ -265,11 +229,6 @@ def test_a_program_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:
     names = [str(tmp_path / name) for name in ("model.pt2", "inputs", "expected")]
     run = subprocess.run([sys.executable, "-c", FRESH, *names], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-
-
-def test_half_precision_keeps_its_dtype(program_of: Callable[..., nn.Module]) -> None:
-    module = fill_(Embedding(N, D, QR(4), dtype=torch.bfloat16))
-    torch.testing.assert_close(program_of(module)(IDS)["vectors"], module(IDS).detach(), rtol=0, atol=0)
 
 
 class Foreign(nn.Module):

@@ -1,7 +1,6 @@
-"""Checkpoints: whole or absent, checked, and kept in number."""
+"""Checkpoints: whole or absent, checked, and kept in number; ``test_damaged_files`` damages the format everywhere."""
 
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -45,14 +44,6 @@ def test_other_readers_of_the_format_read_it(tmp_path):
         assert torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype, name
 
 
-def test_a_file_has_the_mode_of_its_neighbours(tmp_path):
-    (tmp_path / "neighbour").touch()
-    modes = [
-        stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "neighbour", checkpoint.save(tmp_path, 1, {}, {}))
-    ]
-    assert modes[0] == modes[1]
-
-
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "cut":
@@ -73,35 +64,11 @@ def damage(path: Path, how: str) -> None:
 HOWS = ["cut", "empty", "flipped", "text", "header", "dtype"]
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_a_damaged_file_is_told(tmp_path, how):
-    path = checkpoint.save(tmp_path, 1, TENSORS, {})
-    damage(path, how)
-    with pytest.raises(CorruptCheckpointError, match=f"{path.name} is (cut off|damaged)"):
-        checkpoint.load(path)
-
-
 @pytest.mark.parametrize("name", ["other", "quorem-checkpoint-1"])  # the second was an earlier version's
 def test_a_file_of_another_format_is_told(name, tmp_path):
     save_file(TENSORS, tmp_path / "step-1.safetensors", {"format": name, "step": "1", "meta": "{}"})
     with pytest.raises(CorruptCheckpointError, match=f"it says '{name}' and must say 'quorem-checkpoint'"):
         checkpoint.load(tmp_path / "step-1.safetensors")
-
-
-def test_any_flipped_bit_is_told_or_harmless(tmp_path):
-    """In the header too, where the step and the meta data are."""
-    meta = {"progress": {"seconds": 1.5}, "config": "x"}
-    path = checkpoint.save(tmp_path, 36, TENSORS, meta)
-    data = path.read_bytes()
-    for at in range(len(data)):
-        for bit in (at % 8, (3 * at + 5) % 8):
-            path.write_bytes(data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :])
-            try:
-                step, tensors, read = checkpoint.load(path)
-            except CorruptCheckpointError as error:
-                assert str(path) in str(error)
-                continue
-            assert (step, read) == (36, meta) and all(torch.equal(tensors[n], TENSORS[n]) for n in TENSORS)
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -158,13 +125,6 @@ def test_a_run_with_a_checkpoint_of_other_values(name: str, tmp_path: Path) -> N
     checkpoint.save(saved[1].parent, whole.step, whole.tensors, meta)
     with pytest.raises(CorruptCheckpointError, match=r"the checkpoint of .*run is damaged: .* must be"):
         train(small_run(log), log, tmp_path / "run")
-
-
-def test_a_tensor_of_another_dtype_is_named(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 1, TENSORS, {})
-    damage(path, "dtype")
-    with pytest.raises(CorruptCheckpointError, match=r"is damaged: \w+ is I32 \[.*\] and was written as \['F32', "):
-        checkpoint.load(path)
 
 
 @pytest.mark.parametrize(

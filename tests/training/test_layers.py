@@ -13,9 +13,8 @@ from torch.nn import functional as F
 import quorem
 from quorem import models
 from quorem.optimizer_names import Optimizer
-from quorem.training import layers
 from quorem.training.tables import tables_of
-from quorem.training.trial import Trial
+from quorem.training.trial import Trial, compiled_loss, dense_optimizer, update_
 
 NETWORKS = {
     "dlrm": lambda tables: models.DLRM(tables, num_dense=3, bottom=(16,), top=(24, 8)),
@@ -31,7 +30,7 @@ def test_compiled_steps_are_plain_ones_and_go_on_from_their_tensors(log, network
         tables = quorem.EmbeddingCollection(tables_of(log.cardinalities, quorem.QR(4), embedding_dim=4))
         trial = Trial(small_run(log, network=network, batch_size=16), NETWORKS[network](tables), log.names)
         if compiled:  # as on a GPU
-            trial.compiles, trial._compiled_loss = True, layers.compiled_loss(trial.model)
+            trial.compiles, trial._compiled_loss = True, compiled_loss(trial.model)
         return trial
 
     def step(trial, batch):
@@ -61,7 +60,7 @@ def test_compiled_steps_are_plain_ones_and_go_on_from_their_tensors(log, network
 
 
 def test_a_network_without_logits_is_not_compiled():
-    assert layers.compiled_loss(nn.Linear(3, 1)) is None
+    assert compiled_loss(nn.Linear(3, 1)) is None
 
 
 @pytest.mark.parametrize("optimizer", get_args(Optimizer))
@@ -71,7 +70,7 @@ def test_the_captured_update_is_that_of_torch(log, optimizer):
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3), nn.Linear(3, 1)).double()
     model[2].bias.requires_grad_(False)  # gets no gradient
     twin = copy.deepcopy(model)
-    ours = layers.dense_optimizer(small_run(log, optimizer=optimizer), list(model.parameters()))
+    ours = dense_optimizer(small_run(log, optimizer=optimizer), list(model.parameters()))
     truth = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
@@ -82,7 +81,7 @@ def test_the_captured_update_is_that_of_torch(log, optimizer):
     }[optimizer](twin.parameters())
     for _ in range(5):
         x = torch.randn(8, 5, dtype=torch.float64)
-        for network, step in ((model, lambda: layers.update_(ours)), (twin, truth.step)):
+        for network, step in ((model, lambda: update_(ours)), (twin, truth.step)):
             network.zero_grad()
             F.softplus(network(x)).mean().backward()
             step()

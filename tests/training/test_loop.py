@@ -208,14 +208,6 @@ def test_a_diverging_run_stops(log):
         train(small_run(log, lr=1e30, epochs=2), log)
 
 
-def test_an_id_out_of_range_is_named(tmp_path):
-    prepared = small_log(tmp_path / "log")
-    prepared.verify()
-    prepared.all.ids[5, 2] = 7
-    with pytest.raises(ValueError, match=r"C3 has id 7 but ids must be in \[0, 7\)"):
-        train(small_run(prepared), prepared)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_many_runs_in_one_process_are_each_what_it_is_alone(log, tmp_path, workers):
     configs = [small_run(log, seed=seed, optimizer="amsgrad") for seed in range(3)]

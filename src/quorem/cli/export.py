@@ -20,7 +20,6 @@ def export(
         ),
     ] = None,
     bits: Annotated[Literal["8", "4"] | None, typer.Option(help="Store the rows in 8 or 4 bits a number.")] = None,
-    table: Annotated[str | None, typer.Option(help="Export this table of a collection alone.")] = None,
     unknown: Annotated[
         Literal["nan", "zeros"], typer.Option(help="What an id outside its table gives: NaN that shows, or zeros.")
     ] = "nan",
@@ -39,7 +38,7 @@ def export(
     from ..files.saved_model import load, save
     from ..models.network import Network
     from ..serving.scorer import Scorer
-    from ..training.trained import MODEL
+    from ..training.run import MODEL
 
     if model.is_dir() and not (model / MODEL).exists():
         raise ValueError(f"{model} has no {MODEL}: it is no finished run, or did not keep its model")
@@ -50,14 +49,14 @@ def export(
     if to_file and (unknown != "nan" or jagged or sample_weights):
         raise ValueError("--unknown, --jagged and --sample-weights are for graphs, not for --format safetensors")
     scorer = num_dense = None
-    if model.is_dir() and table is None:
+    if model.is_dir():
         scorer = Scorer(model)
         module, num_dense = scorer.model, len(scorer.encoding.dense)
         if to_file and not isinstance(module, Network):
             raise ValueError(f"{model} is a run with a network of your own: a file holds quorem's networks only")
         jagged = bool(scorer.encoding.bags) if jagged is None else jagged
     else:
-        module = load(model / MODEL if model.is_dir() else model, table=table)
+        module = load(model)
     if bits is not None:
         from ..modules.quantize import quantize_
 

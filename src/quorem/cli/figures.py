@@ -71,12 +71,12 @@ def reproduce(
         reproduce.plan(
             figure.axes,
             figure.points(study),
-            data,
+            prepared,
             trials=trials,
             optimizers=optimizers.split(","),
             command=command_line(),
         )
-        for figure in (paper_figures.FIGURES.values() if what == "all" else [reproduce.FIGURES[what]])
+        for figure in (paper_figures.PAPER_FIGURES.values() if what == "all" else [paper_figures.FIGURES[what]])
     ]
     _run(plans, out, device=device, workers=workers, train_only=train_only)
 
@@ -84,7 +84,7 @@ def reproduce(
 @commands.command(epilog="Example: quorem sweep examples/my_sweep.py --data data/criteo --trials 1")
 def sweep(
     file: Annotated[Path, typer.Argument(help="Python file that defines POINTS, and AXES if wanted.", exists=True)],
-    data: Annotated[Path | None, typer.Option(help="Prepared data, for points that name none.")] = None,
+    data: Annotated[Path, typer.Option(help="Prepared data.")],
     out: Runs = Path("runs/sweep"),
     trials: Trials = 5,
     optimizers: Optimizers = "adagrad,amsgrad",
@@ -93,9 +93,11 @@ def sweep(
     train_only: TrainOnly = False,
 ) -> None:
     """Train a grid of your own, as reproduce does with the paper's. The file is run as Python."""
+    from ..data.prepared import Prepared
     from ..experiments import reproduce
 
-    plan = reproduce.from_file(file, data, trials=trials, optimizers=optimizers.split(","), command=command_line())
+    prepared, line = Prepared(data), command_line()
+    plan = reproduce.from_file(file, prepared, trials=trials, optimizers=optimizers.split(","), command=line)
     _run([plan], out, device=device, workers=workers, train_only=train_only)
 
 

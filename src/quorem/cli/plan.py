@@ -1,7 +1,6 @@
 """``quorem plan``."""
 
 import runpy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -38,10 +37,6 @@ def plan(
         Literal["auto", "float32", "bfloat16", "log8"],
         typer.Option(help="Dtype of Adagrad's state for rows; auto: log8, one byte, if bfloat16 rows are too few."),
     ] = "auto",
-    world_size: Annotated[
-        int | None, typer.Option(min=1, help="Also print what full tables and the plan cost on so many GPUs.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a GPU in a step, for --world-size.")] = 8192,
     overwrite: Overwrite = False,
 ) -> None:
     """Choose how each table is stored so that all of them fit a budget; say what each gets and why."""
@@ -51,8 +46,6 @@ def plan(
     from ..data.prepared import Prepared
     from ..experiments import planning
     from ..files.atomic import write
-    from ..modules.collection import Table
-    from . import many_gpus
     from .terminal import command
 
     if out is not None and out.exists() and not overwrite:
@@ -70,10 +63,6 @@ def plan(
         make = partial(planning.search, say=typer.echo) if search else planning.plan
         planned = make(prepared, budget, dim, optimizer=state, dtypes=dtypes, state_dtype=state_dtype)
     typer.echo(str(planned))
-    if world_size is not None:
-        full = [Table(table.name, table.num_embeddings, table.embedding_dim) for table in planned.tables]
-        named = {"full": full, "plan": [replace(table, scheme=planned[table.name]) for table in full]}
-        typer.echo(many_gpus.describe(named, world_size, batch_size=batch_size, optimizer=optimizer))
     if out is not None:
         write(out, planned.to_json() + "\n")
         if target.suffix != ".py":

@@ -10,7 +10,7 @@ import torch
 
 from ..data.prepared import Prepared
 from ..experiments import planning, words
-from ..experiments.conditions import Conditions, describe
+from ..experiments.figures import Conditions, Dataset
 from ..files import atomic as files
 from ..modules.collection import EmbeddingCollection
 from ..ops import cpu
@@ -156,9 +156,9 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     parameters = sum(p.numel() for p in model.parameters())
     size = sum(p.nbytes for p in tables.parameters())
     full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
-    about = describe(prepared, config.data)
+    about = Dataset.of(prepared)
     rows = min(config.max_rows or about.rows["train"], about.rows["train"])
-    conditions = Conditions(config.data, rows, config.epochs, config.batch_size)
+    conditions = Conditions(rows, config.epochs, config.batch_size)
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
     threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
@@ -172,7 +172,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters,"
         f" {words.size(size)}{smaller}",
         *([f"          {why} (--force compresses them too)"] if kept_full else []),
-        f"training  {conditions.text()}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
+        f"training  {conditions}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
         f"{state} seed {config.seed}",
         f"device    {device}, {hardware}",
     ]

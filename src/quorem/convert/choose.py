@@ -128,14 +128,9 @@ def _reason(group: WeightGroup, choice: ChosenScheme | None) -> str:
 
 def kept_bytes(module: Any, kind: Optimizer | None, lags: bool) -> tuple[int, int]:
     """Bytes of a table that stays as it is, and of the optimizer's state for it."""
-    storage = replace(_storage(module, kind), lags=lags)
+    storage = TrainedStorage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind, lags=lags)
     rate = storage.rate(module.embedding_dim)
     return module.weight.nbytes, module.num_embeddings * rate.row_state + rate.table_state + storage.shared_state()
-
-
-def _storage(module: Any, kind: Optimizer | None) -> TrainedStorage:
-    """The storage of an ``nn.Embedding``."""
-    return TrainedStorage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind)
 
 
 def state_bytes(module: Embedding, kind: Optimizer | None, lags: bool) -> int:

@@ -13,7 +13,7 @@ from ..modules.collection import EmbeddingCollection
 from ..ops.layout import pool_key
 from ..paper import init
 from ..paper.schemes import HotCold
-from ..paper.schemes.frequency import composed_ids, places
+from ..paper.schemes.frequency import cold_ids
 from .groups import WeightGroup
 
 
@@ -58,7 +58,8 @@ def _fill_pool_(
         std = sum(deviations) / len(deviations) if deviations else None
         init.pool_(stored, [single.specs[t] for t in members], std=std)
         return
-    cold = {t: _cold_ids(single, t) for t in members}
+    numbers = {t: torch.arange(single.specs[t].num_composed, device=single.stored.device) for t in members}
+    cold = {t: cold_ids(nth, single.specs[t], single.ranks_of[t]) for t, nth in numbers.items()}
     vectors = torch.cat([trained[t][ids] for t, ids in cold.items()])
     of_cold = [count[cold[t].cpu()] for t, count in counts.items() if count is not None]
     frequencies = torch.cat(of_cold) if len(of_cold) == len(members) else None
@@ -74,9 +75,3 @@ def _pool_tables(single: EmbeddingCollection, table: int) -> list[Tensor]:
         extent.of(single.stored.detach())
         for extent in single.pools.get(pool_key(single.pools, single.specs[table]), ())
     ]
-
-
-def _cold_ids(single: EmbeddingCollection, table: int) -> Tensor:
-    """The composed ids of a table, in the order of their numbers."""
-    spec = single.specs[table]
-    return composed_ids(places(spec, single.ranks_of[table]), spec).to(single.stored.device)

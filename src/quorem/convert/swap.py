@@ -1,28 +1,14 @@
 """Replace old modules by new ones, wherever they or their parameters are referenced."""
 
-import functools
 import types
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn, optim
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-DEPTH = 6  # how deep nested containers are searched
+HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
+DEPTH = 8  # how deep nested containers are searched
 # Optimizers are given their parameters by ``follow``, which converts the state too.
 NEVER_PLAIN = (nn.Module, Tensor, optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 
@@ -47,23 +33,10 @@ def added_attributes(module: nn.Module) -> set[str]:
     return vars(module).keys() - vars(kind(1, 1, device="meta")).keys()
 
 
-def bound_attributes(module: nn.Module) -> list[str]:
-    """Attributes of a module's instance that call the module itself, such as a ``forward`` that was patched."""
-    names = [name for name in added_attributes(module) if _calls(vars(module)[name], module)]
-    return sorted({"compile()" if name == "_compiled_call_impl" else name for name in names})
-
-
-def _calls(value: Any, module: nn.Module) -> bool:
-    """Whether ``value`` is a function that refers to ``module``: bound to it, partial, or in its closure."""
-    if isinstance(value, functools.partial):
-        return any(part is module or _calls(part, module) for part in (value.func, *value.args))
-    if isinstance(value, types.MethodType):
-        return value.__self__ is module
-    if not isinstance(value, types.FunctionType):
-        return False
-    cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # an empty one raises
-    wrapped = vars(value).get("__wrapped__")
-    return any(part is module or _calls(part, module) for part in (*cells, wrapped) if part is not value)
+def patched_attributes(module: nn.Module) -> list[str]:
+    """What was compiled or patched on the module itself, and so calls it."""
+    added = added_attributes(module)
+    return [title for name, title in (("forward", "forward"), ("_compiled_call_impl", "compile()")) if name in added]
 
 
 def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
@@ -109,69 +82,19 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
             return value, 0
         objects[id(value)] = depth
         return value, _rewritten(vars(value), new, objects, depth - 1)[1]
-    if isinstance(value, dict):
-        keys = [_rewritten(key, new, objects, depth - 1) for key in value]
-        items = [_rewritten(item, new, objects, depth - 1) for item in value.values()]
-        count = sum(c for _, c in keys + items)
-        if count:
-            pairs = list(zip((key for key, _ in keys), (item for item, _ in items), strict=True))
-            value.clear()
-            value.update(pairs)
-        return value, count
-    items = [_rewritten(item, new, objects, depth - 1) for item in value]
-    count = sum(c for _, c in items)
+    entries = list(value.items() if isinstance(value, dict) else value)
+    results = [_rewritten(entry, new, objects, depth - 1) for entry in entries]
+    count = sum(found for _, found in results)
     if not count:
         return value, 0
-    entries = [item for item, _ in items]
-    if isinstance(value, list):
-        value[:] = entries
-        return value, count
-    if isinstance(value, set):
-        value.clear()
-        value.update(entries)
-        return value, count
-    return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
+    entries = [entry for entry, _ in results]
+    if isinstance(value, tuple | frozenset):
+        return (type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)), count
+    value.clear()
+    (value.extend if isinstance(value, list) else value.update)(entries)
+    return value, count
 
 
 def _is_plain(value: Any) -> bool:
     """Whether ``value`` is an object with attributes, but not a module, tensor, optimizer, class or function."""
     return not isinstance(value, NEVER_PLAIN) and isinstance(getattr(value, "__dict__", None), dict)
-
-
-def out_of_reach(model: nn.Module) -> list[str]:
-    """Embeddings that were not replaced because they are scripted or not registered as submodules, in words."""
-    listed, names = set(model.modules()), []
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            if module.original_name in ("Embedding", "EmbeddingBag"):
-                names.append(
-                    f"{path} is a scripted {module.original_name}: not compressed. Compress it before scripting"
-                )
-            continue
-        for attribute, value in vars(module).items():
-            if attribute.startswith("_") or not isinstance(value, dict | list | tuple):
-                continue
-            entries = value.values() if isinstance(value, dict) else value
-            count = sum(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each not in listed for each in entries)
-            if count:
-                name = f"{path + '.' if path else ''}{attribute}"
-                names.append(
-                    f"{name} holds {count} embeddings that are no submodules: not compressed. Use nn.ModuleDict"
-                )
-    return names
-
-
-def computed_before(model: nn.Module, shapes: Mapping[tuple[int, ...], str]) -> list[str]:
-    """Tensors in attributes of modules that may have been computed from a replaced table, in words.
-
-    Args:
-        model: the model.
-        shapes: names of the replaced tables by their shape.
-    """
-    return [
-        f"{path + '.' if path else ''}{attribute} is a tensor of the shape of {shapes[tuple(value.shape)]}: if it was"
-        " computed from the old table, it goes on using it until it is computed again"
-        for path, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if isinstance(value, Tensor) and tuple(value.shape) in shapes
-    ]

@@ -21,7 +21,6 @@ from ..training.model import collection_of
 from ..training.run import read_config, read_metrics, read_result
 from ..training.tables import tables_of_run
 from . import words
-from .conditions import conditions_of
 from .figures import Axes, CurvePoint, Dataset, Figure, FigurePlan, Made, PlannedPoint, Result, grouped
 
 
@@ -34,16 +33,15 @@ def aggregate(plan: FigurePlan, folder: Path) -> Figure:
     for point in plan.points:
         runs = [(config, folder / "runs" / config.key()) for config in point.runs]
         finished = [run for config, path in runs if (run := finished_run(config, path))]
-        data = made.datasets[point.runs[0].data]
         if finished:
             made = dataclasses.replace(made, **facts_of(finished[0]))
-            trained = result_of(point.series, point.x, finished, data.path)
+            trained = result_of(point.series, point.x, finished, made.data.path)
             if plan.axes.y != "parameters":
                 failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in point.runs)
                 trained = dataclasses.replace(trained, missing=len(runs) - len(finished), failed=failed)
             points.append(trained)
         elif plan.axes.y == "parameters":
-            points.append(counted(point, data))
+            points.append(counted(point, made.data))
     return Figure(axes=plan.axes, made=made, points=points)
 
 
@@ -159,8 +157,8 @@ def figure_of_run(folder: Path) -> Figure:
     return Figure(axes=axes, made=made, points=[point])
 
 
-def figure_of_runs(folder: Path) -> Figure | None:
-    """A comparison of all finished runs below a folder, by the bytes of their tables; None if there are none.
+def figures_of_runs(folder: Path) -> list[Figure]:
+    """For each data, a comparison of the finished runs below a folder by the bytes of their tables.
 
     Runs that differ by their seed alone are trials of one point. A series is a method of the paper, or ``plan``.
 
@@ -168,19 +166,19 @@ def figure_of_runs(folder: Path) -> Figure | None:
         ValueError: if a file of a run is damaged.
     """
     paths = sorted(path.parent for path in folder.rglob("run.json"))
-    runs = [run for path in paths if (run := finished_run(read_config(path / "run.json"), path))]
-    if not runs:
-        return None
-    points = []
-    for members in grouped(runs, lambda run: dataclasses.replace(run.config, seed=0)).values():
-        point = result_of(words.method(without_seed(members[0].config)), None, members, "DATA")
-        points.append(dataclasses.replace(point, runs=[str(run.folder.relative_to(folder)) for run in members]))
-    datasets = {run.config.data: _dataset(run, run.result.get("data", run.config.data[:8])) for run in runs}
-    data = datasets[runs[0].config.data]
-    made = Made(command=f"quorem report {folder}", data=data, datasets=datasets, **facts_of(runs[0]))
+    every = [run for path in paths if (run := finished_run(read_config(path / "run.json"), path))]
     label = "bytes of the embedding tables"
     axes = Axes(name="runs", title="Finished runs", x="embedding_bytes", x_label=label, x_log=True)
-    return Figure(axes=axes, made=made, points=points)
+    figures = []
+    for runs in grouped(every, lambda run: run.config.data).values():
+        points = []
+        for members in grouped(runs, lambda run: dataclasses.replace(run.config, seed=0)).values():
+            point = result_of(words.method(without_seed(members[0].config)), None, members, "DATA")
+            points.append(dataclasses.replace(point, runs=[str(run.folder.relative_to(folder)) for run in members]))
+        data = _dataset(runs[0], runs[0].result.get("data", runs[0].config.data[:8]))
+        made = Made(command=f"quorem report {folder}", data=data, **facts_of(runs[0]))
+        figures.append(Figure(axes=axes, made=made, points=points))
+    return figures
 
 
 def _dataset(run: FinishedRun, name: str) -> Dataset:
@@ -247,6 +245,6 @@ def write_csv(figure: Figure, path: Path) -> None:
     writer.writeheader()
     for point in figure.points:
         scheme = {"scheme": json.dumps(point.config["scheme"]), "threshold": point.config["threshold"]}
-        conditions = conditions_of(point, figure.made)._asdict()
+        conditions = figure.conditions_of(point)._asdict()
         writer.writerow({"figure": figure.axes.name, **vars(point), **conditions, **scheme})
     write(path, text.getvalue())

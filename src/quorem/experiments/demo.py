@@ -18,8 +18,7 @@ from ..training.model import data_identity
 from ..training.tables import counted_tables, tables_of
 from . import words
 from .aggregate import FinishedRun, facts_of, result_of
-from .conditions import describe
-from .figures import Figure, Made, Result
+from .figures import Dataset, Figure, Made, Result
 from .paper_figures import FIGURE4, validation_interval
 
 ROWS, SCALE = 100_000, 0.002  # rows of the synthetic log, and its cardinalities relative to Criteo's
@@ -80,7 +79,7 @@ def train_all(
         results = train_many(list(configs), prepared, outs, device=device, options=options, stop=stop, workers=workers)
     runs = [FinishedRun(*parts) for parts in zip(configs, results, outs, strict=True)]
     points = [result_of(configs[run.config], None, [run], str(prepared.path)) for run in runs]
-    made = Made(command="quorem demo", data=describe(prepared, runs[0].config.data), **facts_of(runs[0]))
+    made = Made(command="quorem demo", data=Dataset.of(prepared), **facts_of(runs[0]))
     return Figure(axes=AXES, made=made, points=sorted(points, key=lambda p: -p.embedding_bytes))
 
 

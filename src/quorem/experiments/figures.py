@@ -11,14 +11,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from ..checks import check_choice
+from ..data.prepared import Prepared
 from ..files import atomic as files
 from ..files.checked_json import build
 from ..training.config import RunConfig
+from ..training.model import data_identity
 
-PLAN_FORMAT = "quorem-plan-1"
+PLAN_FORMAT = "quorem-plan-2"
 CurvePoint = tuple[float, float | None, float | None]  # step, mean and deviation of the loss
+XAxis = Literal["x", "parameters", "embedding_bytes", "step"]
+YAxis = Literal["test", "validation", "parameters"]
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -50,9 +55,9 @@ class Axes:
 
     name: str
     title: str
-    x: Literal["x", "parameters", "embedding_bytes", "step"] = "x"
+    x: XAxis = "x"
     x_label: str
-    y: Literal["test", "validation", "parameters"] = "test"
+    y: YAxis = "test"
     y_label: str = "test log loss"
     x_log: bool = False
     y_log: bool = False
@@ -63,10 +68,8 @@ class Axes:
         """Check the names."""
         if not re.fullmatch(r"[\w .-]+", self.name):
             raise ValueError(f"name ({self.name!r}) must be letters, digits, spaces, '_', '.' and '-': it names files")
-        choices = {"x": ("x", "parameters", "embedding_bytes", "step"), "y": ("test", "validation", "parameters")}
-        for axis, allowed in choices.items():
-            if getattr(self, axis) not in allowed:
-                raise ValueError(f"{axis} ({getattr(self, axis)!r}) must be one of {', '.join(allowed)}")
+        check_choice("x", self.x, XAxis)
+        check_choice("y", self.y, YAxis)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,6 @@ class Point:
         series: name of the point's line.
         x: the point's x coordinate; None for a baseline.
         options: options of the run, such as ``{"network": "dcn", "scheme": QR(4)}``.
-        data: folder of prepared data, if it is not that of the sweep.
 
     Raises:
         ValueError: if ``x`` or ``options`` is something else.
@@ -90,7 +92,6 @@ class Point:
     series: str
     x: float | None
     options: Mapping[str, Any]
-    data: str | None = None
 
     def __post_init__(self) -> None:
         """Check the fields: a point that could not be drawn is not trained."""
@@ -160,7 +161,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Prepared data: ``rows`` of each split, and the number of ids of each categorical feature."""
+    """What is known about prepared data: ``rows`` of each split, and the number of ids of each categorical feature."""
 
     name: str
     identity: str
@@ -174,6 +175,18 @@ class Dataset:
         if "train" not in self.rows:
             raise ValueError(f"rows ({self.rows}) must have those of train")
 
+    @classmethod
+    def of(cls, prepared: Prepared) -> "Dataset":
+        """The description of prepared data."""
+        return cls(
+            name=prepared.path.absolute().name,
+            path=str(prepared.path),
+            identity=data_identity(prepared),
+            rows={name: len(prepared.split(name, check=False)) for name in ("train", "validation", "test")},
+            num_dense=len(prepared.dense_names),
+            cardinalities=list(prepared.cardinalities),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
@@ -181,15 +194,13 @@ class Made:
 
     Args:
         command: the command that made them.
-        data: the figure's data, or the first of them.
-        datasets: all its data, by identity; empty if there is only one.
+        data: the data that all runs were trained on.
         trials: seeds of each setting.
         optimizers: optimizers of each setting.
     """
 
     command: str
     data: Dataset
-    datasets: dict[str, Dataset] = field(default_factory=dict)
     date: str = ""
     trials: int = 1
     optimizers: list[str] = field(default_factory=list)
@@ -197,9 +208,21 @@ class Made:
     versions: dict[str, str] = field(default_factory=dict)
     commit: str | None = None
 
-    def dataset(self, identity: str | None) -> Dataset:
-        """The data with that identity; the figure's only data, if there is no such entry."""
-        return self.datasets.get(identity or "", self.data)
+
+class Conditions(NamedTuple):
+    """What runs must share to be compared, beside their data: training rows of an epoch, epochs and batch size."""
+
+    rows: int
+    epochs: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        """The conditions in words.
+
+        >>> str(Conditions(3000, 1, 128))
+        '3,000 rows, 1 epoch, batch 128'
+        """
+        return f"{self.rows:,} rows, {self.epochs} epoch{'s' * (self.epochs != 1)}, batch {self.batch_size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +232,17 @@ class Figure:
     axes: Axes
     made: Made
     points: list[Result]
+
+    def conditions_of(self, point: Result) -> Conditions:
+        """The conditions under which a point was trained."""
+        config, rows = point.config, self.made.data.rows["train"]
+        return Conditions(
+            min(config.get("max_rows") or rows, rows), config.get("epochs", 1), config.get("batch_size", 128)
+        )
+
+    def conditions(self) -> list[Conditions]:
+        """The conditions of the points, each once; if there are several, no point is called the best."""
+        return list(dict.fromkeys(map(self.conditions_of, self.points)))
 
     def write(self, path: Path) -> None:
         """Write as JSON."""
@@ -246,12 +280,12 @@ class FigurePlan:
     format: str = PLAN_FORMAT
 
     def __post_init__(self) -> None:
-        """Check that each point has runs, and each run its data."""
+        """Check that each point has runs, on the data of the figure."""
         if self.format != PLAN_FORMAT:
             raise ValueError(f"format ({self.format!r}) must be {PLAN_FORMAT!r}")
         for point in self.points:
-            if not point.runs or not all(config.data in self.made.datasets for config in point.runs):
-                raise ValueError(f"point {point.series!r} must have runs on data of made.datasets")
+            if {config.data for config in point.runs} != {self.made.data.identity}:
+                raise ValueError(f"point {point.series!r} must have runs on the data of the figure")
 
     def write(self, path: Path) -> None:
         """Write as JSON."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +36,14 @@ class Sweep:
 
     Args:
         folder: folder of the sweep.
-        runs: configurations, in the order of training; those of one inner list may share a GPU.
-        data: folders of prepared data, by the identity of the data.
+        runs: configurations, in the order of training; those of one inner list are trained at the same time.
+        data: folder of prepared data.
         device: device of the runs.
     """
 
     folder: Path
     runs: Sequence[Sequence[RunConfig]]
-    data: Mapping[str, Path]
+    data: Path
     device: str
 
     def is_done(self, config: RunConfig) -> bool:
@@ -67,7 +67,7 @@ class Sweep:
         return self.is_done(config) or self.has_failed(config)
 
 
-def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Mapping[str, Path], device: str) -> Sweep:
+def new(folder: Path, runs: Sequence[Sequence[RunConfig]], data: Path, device: str) -> Sweep:
     """A sweep that begins now: what is listed twice is trained once, and what failed before is tried again."""
     seen: set[RunConfig] = set()
     groups = []
@@ -109,7 +109,7 @@ def work(sweep: Sweep, stop: threading.Event) -> None:
         sweep: what to train.
         stop: once it is set, runs in training are saved and the function returns.
     """
-    feeds: dict[str, Feed] = {}
+    feed: list[Feed] = []
     open_groups = [list(group) for group in sweep.runs]
     while open_groups and not stop.is_set():
         any_claimed = False
@@ -118,16 +118,18 @@ def work(sweep: Sweep, stop: threading.Event) -> None:
                 return
             with claimed(sweep, group) as folders:
                 any_claimed = any_claimed or bool(folders)
-                at_once = len(folders) if sweep.device.startswith("cuda") else 1
-                for first in range(0, len(folders), at_once or 1):
-                    _train(sweep, folders[first : first + at_once], feeds, stop)
+                if folders:
+                    _train(sweep, folders, feed, stop)
         open_groups = [group for group in open_groups if not all(map(sweep.is_settled, group))]
         if open_groups and not any_claimed:
             stop.wait(WAIT)
 
 
-def _train(sweep: Sweep, folders: Sequence[RunFolder], feeds: dict[str, Feed], stop: threading.Event) -> None:
-    """Train claimed runs together; if one of several fails, train each alone to find out which."""
+def _train(sweep: Sweep, folders: Sequence[RunFolder], feed: list[Feed], stop: threading.Event) -> None:
+    """Train claimed runs together; if one of several fails, train each alone to find out which.
+
+    ``feed`` is empty before the first call, and holds the rows for the next ones.
+    """
     stopping = threading.Event()  # train_many sets it when one of several runs fails
 
     def watch(_: Status) -> None:
@@ -139,11 +141,9 @@ def _train(sweep: Sweep, folders: Sequence[RunFolder], feeds: dict[str, Feed], s
     options = Options(report=watch, keep_model=False)
     configs = [folder.config for folder in folders]
     try:
-        data = configs[0].data
-        if data not in feeds:
-            feeds.clear()  # only one at a time, since it may fill a GPU
-            feeds[data] = Feed(Prepared(sweep.data[data]), sweep.device)
-        train_many(configs, feeds[data], folders, options=options, stop=stopping, workers=len(configs))
+        if not feed:
+            feed.append(Feed(Prepared(sweep.data), sweep.device))
+        train_many(configs, feed[0], folders, options=options, stop=stopping, workers=len(configs))
     except KeyboardInterrupt:
         stop.set()
     except Exception as error:
@@ -152,7 +152,7 @@ def _train(sweep: Sweep, folders: Sequence[RunFolder], feeds: dict[str, Feed], s
         if len(configs) > 1:
             for folder in folders:
                 if not sweep.is_done(folder.config) and not stop.is_set():
-                    _train(sweep, [folder], feeds, stop)
+                    _train(sweep, [folder], feed, stop)
             return
         sweep.error(configs[0]).parent.mkdir(exist_ok=True)
         about = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}

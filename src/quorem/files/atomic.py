@@ -1,8 +1,6 @@
 """Atomic file writes, locks, syncing to disk, errors of a full disk, and JSON with a checksum."""
 
 import errno
-import glob
-import itertools
 import json
 import os
 import shutil
@@ -21,9 +19,8 @@ except ImportError:  # not a POSIX system: there are no locks, so two processes 
 
 LOCK_ATTEMPTS = 10
 LOCK_SECONDS = 0.05  # between two attempts
+DRAFT_ATTEMPTS = 200  # to write a file that another process is writing
 CHECKSUM = "checksum"  # key of the checksum in a JSON object
-
-_draft_numbers = itertools.count()
 
 
 class LockedError(RuntimeError):
@@ -47,48 +44,33 @@ class Lock:
     def __init__(self, path: Path, message: str, *, attempts: int = LOCK_ATTEMPTS, remove: bool = False) -> None:
         self.path, self.remove = path, remove
         for attempt in range(attempts):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            if _try_lock(descriptor) and _is_at(descriptor, path):
-                self._descriptor: int | None = descriptor
-                return
-            os.close(descriptor)
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            with suppress(BlockingIOError, FileNotFoundError):
+                if fcntl is not None:
+                    fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another process may have removed or renamed the file before it was locked.
+                if os.path.samestat(os.fstat(self.descriptor), os.stat(path)):
+                    return
+            os.close(self.descriptor)
             if attempt + 1 < attempts:
                 time.sleep(LOCK_SECONDS)
         raise LockedError(message)
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
-        if self._descriptor is None:
-            return
-        if self.remove:
-            self.path.unlink(missing_ok=True)
-        os.close(self._descriptor)
-        self._descriptor = None
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one at ``path``: another process may have removed it before it was locked."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+        if self.descriptor >= 0:
+            if self.remove:
+                self.path.unlink(missing_ok=True)
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> Iterator[BinaryIO]:
     """Open a draft for writing, and rename it to ``path`` only once it is complete and synced to the disk.
 
-    The draft is called ``NAME.PID-COUNT.tmp``. A failure removes it; a draft left by a killed process is removed when
-    the file is next written. If ``path`` is a symbolic link, the file that it points to is replaced.
+    The draft is ``NAME.tmp``, locked while it is written. A failure removes it; the draft of a killed process is
+    written again. If ``path`` is a symbolic link, the file that it points to is replaced.
 
     Args:
         path: path of the file.
@@ -98,6 +80,7 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
         IsADirectoryError: if ``path`` is a folder.
         ValueError: if ``path`` is a pipe or a device (``/dev/null``), which a file must not take the place of.
         FileNotFoundError: if the folder of ``path`` does not exist.
+        LockedError: if another process is writing the file.
         OSError: if the disk is full; an existing file is kept.
     """
     path = Path(os.path.realpath(path))
@@ -107,44 +90,26 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
         raise FileNotFoundError(f"{path.parent} does not exist: make it first")
     if path.exists():
         check_is_file(path)
-    clear_drafts(path.parent, path.name)
-    file = _new_draft(path)
-    draft = Path(file.name)
+    lock = Lock(path.with_name(f"{path.name}.tmp"), f"{path}: another process is writing it", attempts=DRAFT_ATTEMPTS)
     try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if os.name != "posix":
-                file.close()  # such a system cannot rename an open file
-            os.replace(draft, path)
-    except BaseException as error:
-        draft.unlink(missing_ok=True)
+        with open(lock.descriptor, "wb") as file:
+            try:
+                file.truncate(0)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                if os.name != "posix":
+                    file.close()  # such a system cannot rename an open file
+                os.replace(lock.path, path)
+            except BaseException:
+                with suppress(OSError):
+                    lock.path.unlink()  # while it is locked
+                raise
+    except OSError as error:
         if is_disk_full(error):
             raise disk_full(path, "what was saved before is kept", num_bytes) from error
         raise
     sync(path.parent)
-
-
-def _new_draft(path: Path) -> BinaryIO:
-    """An empty draft, which is locked while it is open."""
-    while True:
-        file = open(path.with_name(f"{path.name}.{os.getpid()}-{next(_draft_numbers)}.tmp"), "wb")  # noqa: SIM115
-        if _try_lock(file.fileno()) and _is_at(file.fileno(), Path(file.name)):
-            return file
-        file.close()  # another process removed it before it was locked
-
-
-def clear_drafts(folder: Path, name: str | None = None) -> None:
-    """Remove the drafts that killed processes left in a folder: those of the file ``name``, or all."""
-    for draft in folder.glob("*.tmp" if name is None else f"{glob.escape(name)}.*.tmp"):
-        with suppress(OSError):  # another process is removing it too, or it is not ours
-            descriptor = os.open(draft, os.O_RDWR | os.O_NONBLOCK)
-            try:
-                if _try_lock(descriptor):
-                    draft.unlink()
-            finally:
-                os.close(descriptor)
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

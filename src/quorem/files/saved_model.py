@@ -20,10 +20,9 @@ from ..modules.collection import EmbeddingCollection, Table
 from ..modules.embedding import Embedding
 from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
-from ..ops.layout import pool_key
 from .checked_json import build
 from .provenance import versions
-from .saved_table import Known, SavedTable, description_of, lists_of, ranks_of, spec_alone, spec_of
+from .saved_table import Known, SavedTable, description_of, lists_of, ranks_of, spec_of
 from .tensors import FileKind, TensorFile, write_tensors
 
 KIND = FileKind("quorem-model", 1)
@@ -100,40 +99,28 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     write_tensors(path, KIND, {**parameters, **lists_of(tables)}, asdict(described))
 
 
-def load(path: str | os.PathLike[str], *, table: str | None = None, verify: bool = True) -> nn.Module:
+def load(path: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
     """The module or network that ``save`` wrote.
 
     Its parameters are views of the mapped file; memory is copied only where they are written to.
 
     Args:
         path: path of the file.
-        table: load only this table of a collection, as an ``Embedding`` of its own memory.
         verify: compare every tensor with its checksum, which reads the file once; False maps the file and reads
             nothing.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is cut off, damaged, of another kind or of an unknown version, or has no such table.
+        ValueError: if the file is cut off, damaged, or of another kind or version.
     """
     file = TensorFile(path, KIND)
     if verify:
         file.verify()
     try:
-        model = _model(build(SavedModel, file.description), file.tensors)
+        return _model(build(SavedModel, file.description), file.tensors)
     except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:  # the last three: absurd sizes
         text = str(error).partition("\n")[0]  # torch appends a stack trace
         raise ValueError(f"{file.path} is damaged: {text}") from None
-    if table is None:
-        return model
-    tables = tables_in(model)
-    names = [name for name in tables.names if name]
-    try:
-        if table not in names:
-            rule = f"one of {', '.join(map(repr, names))}" if names else "None: the file holds a single table"
-            raise ValueError(f"must be {rule}")
-        return _alone(tables, names.index(table))
-    except ValueError as error:
-        raise ValueError(f"table ({table!r}) of {file.path} {error}") from None
 
 
 def tables_in(model: nn.Module) -> Tables:
@@ -238,44 +225,3 @@ def _assign(module: nn.Module, name: str, values: Tensor, trained: bool) -> None
     parent, _, leaf = name.rpartition(".")
     parameter = nn.Parameter(values, requires_grad=values.is_floating_point() and trained)
     setattr(module.get_submodule(parent), leaf, parameter)
-
-
-def _alone(tables: Tables, t: int) -> Embedding:
-    """Table ``t`` of a loaded module, copied into an ``Embedding``."""
-    spec, name = spec_alone(tables, t), tables.names[t]
-    module = Embedding(
-        spec.num_embeddings,
-        spec.embedding_dim,
-        Known(table=spec),
-        padding_idx=tables.padding_ids[t],
-        frequencies=tables.ranks_of[t],
-        raw_ids=tables.raw_ids[t],
-        unknown=tables.unknown[t],
-        sparse=tables.sparse,
-        on_invalid_id=tables.on_invalid_id,
-        dtype=tables.dtype,
-        device="meta",
-    )
-    if tables.bits and module.width != tables.width:
-        raise ValueError(f"is stored in pieces of {tables.width} numbers and must be loaded with the whole file")
-    if tables.bits:
-        quantize_(module, cast(Literal[8, 4], tables.bits))
-    stored, trained = tables.stored.detach(), tables.stored.requires_grad
-    extents = list(tables.extents[t])
-    if tables.specs[t].pool is not None:
-        extents += tables.pools[pool_key(tables.pools, tables.specs[t])]
-    used = zip(extents, spec.shapes, strict=True)  # of a pool perhaps not all rows
-    rows = torch.cat([stored[e.base : e.base + count * e.pitch] for e, (count, _) in used])
-    _assign(module, "stored", rows.view(module.live_stored.shape), trained)
-    for group in tables.networks():
-        before = list(group.tables)[: list(group.tables).index(name)] if name in group.tables else None
-        for level in range(len(group.counts)) if before is not None else ():
-            first = sum(group.tables[other][level] for other in before or ())
-            networks = slice(first, first + group.tables[name][level])
-            for i in group.layers_of(level):
-                _assign(module, f"paths.0.weights.{i}", group.weights[i].detach()[networks].clone(), trained)
-                _assign(module, f"paths.0.biases.{i}", group.biases[i].detach()[networks].clone(), trained)
-    if (matrix := tables.projection(t)) is not None:
-        _assign(module, "projections.0", matrix.detach().clone(), trained)
-    module.register_integers()
-    return module

@@ -13,13 +13,10 @@ from torch import Tensor
 
 from ..modules.id_rules import UnknownIds
 from ..modules.lookup import Tables
-from ..ops.layout import pool_key
 from ..paper import schemes
 from ..paper.operations import Operation
 from ..paper.partitions import ExplicitPartition, Partition
 from ..paper.schemes import Custom, Full, HotCold, Ranks, Scheme, TableSpec
-
-MOST_COLD = 2**24  # cold ids of a pool whose rows are listed: 128 MB for each partition of the pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,36 +118,6 @@ def ranks_of(table: SavedTable, t: int, spec: TableSpec, tensors: Mapping[str, T
         rule = "it has no hot ids and no rest" if not spec.num_own else f"{' and '.join(names)} are not in the file"
         raise ValueError(f"ranked (True) of table {table.name!r} must be False: {rule}")
     return Ranks(*(tensors[name] for name in names))
-
-
-def spec_alone(tables: Tables, t: int) -> TableSpec:
-    """The spec of table ``t`` without the other tables of its pool: the pool becomes tables of its own.
-
-    In a pool the cold ids of all its tables have one numbering. Alone, a table lists the row that each of its cold ids
-    reads in each partition of the pool.
-
-    Raises:
-        ValueError: if it has too many cold ids to list their rows.
-
-    >>> from quorem import EmbeddingCollection, Pool, Table
-    >>> tables = EmbeddingCollection([Table(name, 100, 4, HotCold(10, cold=Pool(40))) for name in "ab"])
-    >>> spec_alone(tables, 1).shapes
-    ((10, 4), (21, 4), (19, 4))
-    """
-    spec = tables.specs[t]
-    if spec.pool is None:
-        return spec
-    if spec.num_composed > MOST_COLD:
-        raise ValueError(f"must be loaded with the whole file: {spec.num_composed:,} cold ids read its pool")
-    first, mixing = tables.pool_numbering(t)
-    mixed = mixing(torch.arange(first, first + spec.num_composed, device="cpu"))
-    extents = tables.pools[pool_key(tables.pools, spec)]
-    rows = tuple(ExplicitPartition(mixed % extent.rows) for extent in extents)
-    cold = Custom(rows, check=False, operation="add", force=True)
-    scheme = HotCold(
-        spec.num_hot, cold=cold, num_rest=spec.num_rest, force=True, width=spec.width if spec.is_narrow else None
-    )
-    return scheme.spec(spec.num_embeddings, spec.embedding_dim)
 
 
 def _integers(spec: TableSpec) -> tuple[tuple[tuple[int, int], ...], tuple[int, int] | None]:

@@ -6,16 +6,15 @@ blocks, and writes the largest table in its last pass. ``docs/appendix/fit.md`` 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..paper.partitions import ExplicitPartition, Partition
-from ..paper.renumbering import Mixing, Permutation
+from ..paper.renumbering import Mixing
 from ..paper.schemes import Full, Ranks, TableSpec
-from ..paper.schemes.frequency import check_frequencies, composed_ids, places
+from ..paper.schemes.frequency import check_frequencies, cold_ids, places
 from . import products, sums
 from .narrow import fit_matrix_
 from .passes import run_pass
@@ -81,16 +80,20 @@ def fit_(
         raise ValueError(f"matrix must be given for narrow rows, and only for these (width {spec.width} of {d})")
     if dense.is_meta or tables[0].is_meta:
         return
-    with torch.no_grad(), _one_thread_an_op(dense.device) as threads:
+    with torch.no_grad():
         dense = dense.detach()
         padding = None if padding_idx is None else padding_idx % n
         weights = weights_of(frequencies, dense.device)
         if matrix is not None:
             dense = fit_matrix_(matrix, dense, weights, padding)
         if isinstance(spec.scheme, Full):
-            _copy_(tables[0], dense, spec.permutation)
+            if spec.permutation is None:
+                tables[0].copy_(dense)
+                return
+            for ids in torch.arange(n, device=dense.device).split(2**16):
+                tables[0].index_copy_(0, spec.permutation(ids), dense[ids].to(tables[0].dtype))
             return
-        target = Target(dense, _scale(dense, padding), spec.partitions, spec.permutation, weights, padding, threads)
+        target = Target(dense, _scale(dense, padding), spec.partitions, spec.permutation, weights, padding)
         if spec.num_own or spec.pool is not None:
             target = _fit_own_(target, tables, spec, ranks)
             tables = tables[spec.num_own > 0 :]
@@ -118,37 +121,11 @@ def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: 
         run_pass(part.with_partitions([partition]), [], "add", largest=tables[0])
         hot = owners[place[owners] < spec.num_hot]
         tables[0].index_copy_(0, place[hot], target.dense[hot].to(tables[0].dtype))
-    cold = composed_ids(place, spec)
+    cold = cold_ids(torch.arange(spec.num_composed, device=place.device), spec, ranks)
     if spec.pool is None:
         return replace(target, rows=cold)
     partitions = tuple(Partition(1, len(table)) for table in tables[spec.num_own > 0 :])
     return replace(target, rows=cold, partitions=partitions, permutation=Mixing.covering(len(cold)))
-
-
-@contextmanager
-def _one_thread_an_op(device: torch.device) -> Iterator[int]:
-    """Run each torch operation on one thread, and yield the number of threads, which then share a pass over the ids.
-
-    Blocks are too small to be split among threads within an operation: on a busy machine threads that wait for each
-    other at every operation are slower than one.
-    """
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
-    if threads == 1:
-        yield 1
-        return
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _copy_(table: Tensor, dense: Tensor, permutation: Permutation | None) -> None:
-    if permutation is None:
-        table.copy_(dense)
-        return
-    for ids in torch.arange(len(dense), device=dense.device).split(2**16):
-        table.index_copy_(0, permutation(ids), dense[ids].to(table.dtype))
 
 
 def _scale(dense: Tensor, padding: int | None) -> Tensor:

@@ -38,7 +38,6 @@ class Target:
         permutation: permutation of the ids, applied before the partitions.
         weights: weights of the rows of ``dense``, float64 ``[n]``; None weighs all equally.
         padding: a row of ``dense`` that is ignored.
-        threads: number of threads that share a pass.
         rows: the row of ``dense`` for each id, where that is not the id itself.
         members: the ids in order of their buckets in the first partition; ``with_partitions`` finds them.
         starts: where the members of each bucket start, one entry more than there are buckets.
@@ -50,7 +49,6 @@ class Target:
     permutation: Permutation | Mixing | None
     weights: Tensor | None
     padding: int | None
-    threads: int = 1
     rows: Tensor | None = None
     members: Tensor | None = None
     starts: Tensor | None = None

@@ -105,11 +105,6 @@ class Feature:
         return self.spec.embedding_dim * self.spec.num_vectors
 
     @property
-    def row_width(self) -> int:
-        """Width of what the feature's rows are composed to: less than ``width`` if rows are narrow."""
-        return self.spec.width * self.spec.num_vectors
-
-    @property
     def first_partition(self) -> int:
         """Position of the first part that is a partition: 1 if part 0 has the rows of hot ids and of the rest."""
         return 1 if self.spec.num_own else 0
@@ -140,25 +135,19 @@ class Feature:
 
     def reads(self, ids: Tensor, id_lists: Tensor) -> PartReads:
         """The rows that ``ids`` ``[N]`` read; ``id_lists`` has the lists of hot and cold ids."""
-        ids = self._narrow(ids)
-        if not self.spec.num_own:
-            return PartReads(self._buckets(ids), None)
-        row, numbers, composed = self._places(ids, id_lists)
-        used = torch.stack([~composed, *[composed] * len(self.partitions)], 1)
-        return PartReads([row, *self._buckets(numbers)], used)
-
-    def _narrow(self, ids: Tensor) -> Tensor:
-        """``ids`` in 32 bits if all numbers fit: division is faster, and half as many bytes are sent."""
-        return ids.int() if max(self.spec.num_embeddings, *(t.num_rows for t in self.stored)) < 2**31 else ids.long()
-
-    def _buckets(self, numbers: Tensor) -> list[Tensor]:
-        """The rows of composed ids in each partition, from their numbers."""
-        spec, dtype, limit = self.spec, numbers.dtype, self.spec.num_composed
+        spec, rows, used = self.spec, [], None
+        numbers = ids.long()
+        if spec.num_own:
+            row, numbers, composed = self._places(numbers, id_lists)
+            rows, used = [row], torch.stack([~composed, *[composed] * len(self.partitions)], 1)
         if spec.pool is not None:
-            numbers, limit = Mixing(self.bits)(numbers.long() + self.offset), 2**self.bits
+            numbers = Mixing(self.bits)(numbers + self.offset)
         elif spec.permutation is not None:
             numbers = spec.permutation(numbers)
-        return [_bucket(partition, numbers, limit).to(dtype) for partition in self.partitions]
+        rows += [partition(numbers) for partition in self.partitions]
+        if max(table.num_rows for table in self.stored) < 2**31:
+            rows = [row.int() for row in rows]  # half as many bytes to send
+        return PartReads(rows, used)
 
     def _places(self, ids: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each id its row in the first part, its number among the composed ids, and whether it is composed."""
@@ -187,20 +176,11 @@ def search(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return below, ordered[below.clamp(max=len(ordered) - 1)] == ids
 
 
-def _bucket(partition: Partition | ExplicitPartition, numbers: Tensor, limit: int) -> Tensor:
-    """The buckets of numbers below ``limit``, without divisions that would change nothing."""
-    if isinstance(partition, ExplicitPartition):
-        return partition(numbers)
-    bucket = numbers if partition.stride == 1 else numbers // partition.stride
-    return bucket if partition.stride * partition.size >= limit else bucket % partition.size
-
-
 def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]:
     """The features of a single-device collection, and the lists of its tables' hot and cold ids, concatenated."""
     layout = build(collection.specs, collection.padding, collection.table_of, collection.ranks_of).layout
     pools = _pools(collection)
-    policies = (collection.raw_ids, collection.unknown, collection.ranks_of, collection.padding)
-    rules, hashed = id_rules.rules_of(collection.specs, *policies, collection.table_of, layout)
+    rules, hashed = id_rules.rules_of(collection, layout)
     listed = {each.feature: each for each in hashed}
     features: list[Feature] = []
     for f, (name, t) in enumerate(zip(collection.features, collection.table_of, strict=True)):
@@ -235,7 +215,7 @@ def features_of(collection: EmbeddingCollection) -> tuple[list[Feature], Tensor]
                 bits=slot[BITS],
                 hot=None if ranks is None else (slot[HOT], len(ranks.hot)),
                 cold=None if ranks is None else (slot[COLD], len(ranks.cold)),
-                rule=None if rules is None else tuple(rules[f].tolist()),
+                rule=rules[f] if rules else None,
                 listed=listed.get(f),
             )
         )

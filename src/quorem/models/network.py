@@ -23,8 +23,13 @@ class Network(nn.Module):
         super().__init__()
         if num_dense < 0:
             raise ValueError(f"num_dense ({num_dense}) must be at least 0")
-        self.num_dense, self.embedding_dims = num_dense, _widths_of(embeddings, embedding_dims)
-        self.embeddings = embeddings
+        dims = getattr(embeddings, "embedding_dims", None) if embedding_dims is None else embedding_dims
+        if dims is None:
+            kind = type(embeddings).__name__
+            raise ValueError(f"embedding_dims must be given: embeddings ({kind}) does not say its own")
+        if not dims or min(dims) < 1:
+            raise ValueError(f"embedding_dims ({tuple(dims)}) must be one or more widths of at least 1")
+        self.num_dense, self.embedding_dims, self.embeddings = num_dense, tuple(dims), embeddings
 
     def forward(self, dense: Tensor, *ids: Tensor) -> Tensor:
         """Logits ``[B]``.
@@ -51,30 +56,15 @@ class Network(nn.Module):
 
     def _checked(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """``vectors`` in the dtype of the layers, since tables may have a narrower one; their shapes are checked."""
-        check_inputs(dense, vectors, self.num_dense, self.embedding_dims)
+        if dense.dim() != 2 or dense.shape[1] != self.num_dense:
+            raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [B, {self.num_dense}]")
+        total = sum(self.embedding_dims)
+        if vectors.dim() < 2 or vectors.shape[0] != dense.shape[0] or vectors.shape[1:].numel() != total:
+            raise ValueError(
+                f"embeddings gave shape {tuple(vectors.shape)} but must give {total} columns"
+                f" ({len(self.embedding_dims)} vectors) for each of the {dense.shape[0]} rows of dense"
+            )
         return vectors.to(self.output.weight.dtype)
-
-
-def _widths_of(embeddings: nn.Module, embedding_dims: Sequence[int] | None) -> tuple[int, ...]:
-    """The width of each vector: ``embedding_dims`` if given, else ``embeddings.embedding_dims``."""
-    dims = getattr(embeddings, "embedding_dims", None) if embedding_dims is None else embedding_dims
-    if dims is None:
-        raise ValueError(f"embedding_dims must be given: embeddings ({type(embeddings).__name__}) does not say its own")
-    if not dims or min(dims) < 1:
-        raise ValueError(f"embedding_dims ({tuple(dims)}) must be one or more widths of at least 1")
-    return tuple(dims)
-
-
-def check_inputs(dense: Tensor, vectors: Tensor, num_dense: int, embedding_dims: Sequence[int]) -> None:
-    """Raise ValueError unless ``dense`` is ``[B, num_dense]``, and ``vectors`` is ``[B, sum(embedding_dims)]``."""
-    if dense.dim() != 2 or dense.shape[1] != num_dense:
-        raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [B, {num_dense}]")
-    total = sum(embedding_dims)
-    if vectors.dim() < 2 or vectors.shape[0] != dense.shape[0] or vectors.shape[1:].numel() != total:
-        raise ValueError(
-            f"embeddings gave shape {tuple(vectors.shape)} but must give {total} columns"
-            f" ({len(embedding_dims)} vectors) for each of the {dense.shape[0]} rows of dense"
-        )
 
 
 def mlp(

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..checks import (
     BagMode,
     InvalidIdMode,
-    check_bag_mode,
+    check_choice,
     check_ids,
     check_offsets,
     check_sample_weights,
@@ -31,15 +31,12 @@ class EmbeddingBag(Embedding):
         mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
         include_last_offset: whether ``offsets`` ends with the number of ids.
         padding_idx: an id that is neither pooled nor counted by the mean.
-        max_norm: must be None: a composed vector has no row of its own to renormalize in place.
-        norm_type: the p of the norm that ``max_norm`` limits; has no effect.
-        scale_grad_by_freq: must be False: a row's gradient comes from all ids that share the row.
+        max_norm: must be None, as in ``Embedding``.
+        norm_type: has no effect.
+        scale_grad_by_freq: must be False, as in ``Embedding``.
         sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count the
-            id, warn, and leave it out of its bag) or ``"trust"`` (leave it out silently). On a CPU it is always an
-            IndexError.
-        frequencies: what a ``HotCold`` scheme ranks ids by, as in ``Embedding``; None if ids are numbered by falling
-            frequency.
+        on_invalid_id: what an id outside the table does on a GPU, as in ``Embedding``; it is left out of its bag.
+        frequencies: what a ``HotCold`` scheme ranks ids by, as in ``Embedding``.
         raw_ids: accept any 64-bit id without a vocabulary, as in ``Embedding``.
         unknown: how an id outside ``[0, n)`` is treated: ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
         init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)``.
@@ -75,7 +72,9 @@ class EmbeddingBag(Embedding):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_bag_mode(mode, sparse)
+        check_choice("mode", mode, BagMode)
+        if mode == "max" and sparse:
+            raise ValueError(f"sparse ({sparse}) must be False for mode='max', as in torch.nn.EmbeddingBag")
         super().__init__(
             num_embeddings,
             embedding_dim,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import (
@@ -155,8 +156,7 @@ class EmbeddingCollection(Tables):
 
         Args:
             ids: ``[B, F]``; values ``[V]`` with ``offsets``; or a mapping from each feature's name to ids ``[B]``, bags
-                of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B + 1]``; ``[B]`` will do if a
-                feature without offsets tells B.
+                of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B + 1]``.
             offsets: where each bag starts, ``[F * B + 1]``, feature by feature.
             per_sample_weights: a weight for each of the values, in the order of the collection's features.
 
@@ -267,25 +267,15 @@ def by_feature(ids: ByFeature, features: Sequence[str]) -> tuple[Tensor, Tensor 
     if set(ids) != set(features):
         missing, extra = sorted(set(features) - set(ids)), sorted(set(ids) - set(features))
         raise ValueError(f"ids must hold the features {list(features)}: missing {missing}, unknown {extra}")
-    told = next((len(column) for column in ids.values() if isinstance(column, Tensor) and column.dim()), None)
-    values, lengths = [], []
-    for feature in features:
-        name, column = f"ids[{feature!r}]", ids[feature]
-        flat, length = _bags(column, name)
-        if isinstance(column, tuple) and (told is None or len(length) == told + 1):  # the last offset is the end
-            if not len(length) or length[-1]:
-                raise ValueError(f"{name}[1] must end with the number of values ({len(flat)})")
-            length = length[:-1]
-        values.append(flat)
-        lengths.append(length)
-    batch = len(lengths[0]) if told is None else told
-    for feature, length in zip(features, lengths, strict=True):
-        if len(length) != batch:
-            raise ValueError(f"ids[{feature!r}] has {len(length)} bags but must have {batch}, as the others")
+    bags = [_bags(ids[feature], f"ids[{feature!r}]") for feature in features]
+    batch = len(bags[0][1])
+    for feature, (_, lengths) in zip(features, bags, strict=True):
+        if len(lengths) != batch:
+            raise ValueError(f"ids[{feature!r}] has {len(lengths)} bags but must have {batch}, as the others")
     if all(isinstance(column, Tensor) and column.dim() == 1 for column in ids.values()):
-        return torch.stack(values, 1), None
-    counts = torch.cat(lengths)
-    return torch.cat(values), torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return torch.stack([values for values, _ in bags], 1), None
+    counts = torch.cat([lengths for _, lengths in bags])
+    return torch.cat([values for values, _ in bags]), F.pad(counts.cumsum(0), (1, 0))
 
 
 def _bags(column: Tensor | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor]:
@@ -296,7 +286,9 @@ def _bags(column: Tensor | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Te
         if values.dim() != 1:
             raise ValueError(f"{name}[0] has shape {tuple(values.shape)} but must be 1-D")
         offsets = check_offsets(offsets, len(values), f"{name}[1]")
-        return values, torch.cat([offsets, offsets.new_tensor([len(values)])]).diff()
+        if not len(offsets) or offsets[-1] != len(values):
+            raise ValueError(f"{name}[1] must end with the number of values ({len(values)})")
+        return values, offsets.diff()
     check_ids(column, name)
     if column.dim() not in (1, 2):
         raise ValueError(f"{name} has shape {tuple(column.shape)} but must be [B], [B, L] or a pair")

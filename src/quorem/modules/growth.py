@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.layout import pool_key
+from ..ops.layout import build, pool_key
 from ..ops.rounding import converted_state
 from ..ops.state import NARROW
 from ..paper import init
@@ -93,16 +93,11 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
         return
     if spec.pool is not None and grown.num_composed != spec.num_composed:
         _check_pool(tables, t, grown, title)
-    old = tables.all_extents
-    specs, stored = tables.specs, tables.stored
-    tables.specs = (*specs[:t], grown, *specs[t + 1 :])
-    try:
-        storage = tables._storage()
-        rows = stored.detach().new_empty(storage.num_rows, storage.width)
-    except BaseException:  # there is no memory for so many rows
-        tables.specs = specs
-        raise
-    tables.extents, tables.pools = storage.extents, storage.pools
+    old, stored = tables.all_extents, tables.stored
+    specs = (*tables.specs[:t], grown, *tables.specs[t + 1 :])
+    storage = build(specs, tables.padding, tables.table_of, tables._ranks)
+    rows = stored.detach().new_empty(storage.num_rows, storage.width)  # raises if there is no memory for so many
+    tables.specs, tables.extents, tables.pools = specs, storage.extents, storage.pools
     with torch.no_grad():
         new_rows = torch.empty(len(stored), dtype=torch.int64, device="cpu")  # new position of each old row
         for before, after in zip(old, tables.all_extents, strict=True):

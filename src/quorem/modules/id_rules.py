@@ -13,7 +13,7 @@ An unknown id never stands for the padding id, whose vector is zero.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +24,22 @@ from ..paper.hashing import mixed_ids
 from ..paper.schemes import TableSpec
 from ..paper.schemes.frequency import Ranks, cold_ids, first_of_rest
 
+if TYPE_CHECKING:
+    from .storage import StoredTables
+
 UnknownIds = Literal["error", "rest", "hash"]
-RULE_COLUMNS = 4
-# ALL: whether all ids are replaced, or only unknown ones. They become ids in [FIRST, FIRST + COUNT); COUNT 0: no rule.
-# SKIPPED: the number in [0, COUNT) of the padding id, in whose place the next one is taken; -1 if there is none.
-ALL, FIRST, COUNT, SKIPPED = range(RULE_COLUMNS)
+
+
+class IdRule(NamedTuple):
+    """What ids of a feature become: ids in ``[first, first + size)``. The fields are integers of a tensor, too."""
+
+    replaces_all: int = 0  # whether all ids are replaced, or only unknown ones
+    first: int = 0
+    size: int = 0  # 0: no id is replaced
+    skipped: int = -1  # number in [0, size) of the padding id, in whose place the next one is taken; -1: there is none
+
+
+RULE_COLUMNS = len(IdRule._fields)
 
 
 class Listed(NamedTuple):
@@ -52,44 +63,36 @@ def check_unknown(unknown: str, spec: TableSpec, raw_ids: bool, name: str = "") 
         raise ValueError(f"unknown ('hash'){title} must be 'error' or 'rest': no id of the table is composed")
 
 
-def rules_of(
-    specs: Sequence[TableSpec],
-    raw_ids: Sequence[bool],
-    unknown: Sequence[str],
-    ranks: Sequence[Ranks | None],
-    padding: Sequence[int | None],
-    table_of: Sequence[int],
-    layout: Layout,
-) -> tuple[Tensor | None, list[Listed]]:
-    """The rule of each feature, int64 ``[F, 4]``, or None if there is none; and which hash to listed cold ids.
+def rules_of(tables: "StoredTables", layout: Layout) -> tuple[list[IdRule], list[Listed]]:
+    """The rule of each feature, or no rules if no ids are replaced; and the features that hash to listed cold ids.
 
     Raises:
         ValueError: if the padding id is the only id that unknown ids could stand for.
     """
-    if not any(raw_ids) and all(policy == "error" for policy in unknown):
-        return None, []
+    if not any(tables.raw_ids) and all(policy == "error" for policy in tables.unknown):
+        return [], []
     rules, listed = [], []
-    for feature, t in enumerate(table_of):
-        spec, lists, rule = specs[t], ranks[t], [0, 0, 0, -1]
-        if raw_ids[t]:
-            rule = [1, 0, spec.num_embeddings, -1]
-        elif unknown[t] == "rest":
-            rest = [i for i in first_of_rest(spec, lists, 2).tolist() if i != padding[t]]
+    for feature, t in enumerate(tables.table_of):
+        spec, lists, pad, rule = tables.specs[t], tables._ranks[t], tables.padding[t], IdRule()
+        if tables.raw_ids[t]:
+            rule = IdRule(replaces_all=1, size=spec.num_embeddings)
+        elif tables.unknown[t] == "rest":
+            rest = [i for i in first_of_rest(spec, lists, 2).tolist() if i != pad]
             if not rest:
                 raise ValueError(f"unknown ('rest') must be 'error': the only rest of {spec.scheme} is padding")
-            rule = [0, rest[0], 1, -1]
-        elif unknown[t] == "hash":
+            rule = IdRule(first=rest[0], size=1)
+        elif tables.unknown[t] == "hash":
             skipped = -1
-            if (pad := padding[t]) is not None:
+            if pad is not None:
                 slot = layout.slots[layout.spans[feature, 0]]
                 skipped = max(int(places(torch.tensor(pad, device="cpu"), slot, layout.ranks)) - spec.num_own, -1)
             if skipped == 0 and spec.num_composed == 1:
                 raise ValueError(f"unknown ('hash') must be 'error': the only composed id of {spec.scheme} is padding")
-            rule = [0, spec.num_hot if lists is None else 0, spec.num_composed, skipped]
+            rule = IdRule(first=spec.num_hot if lists is None else 0, size=spec.num_composed, skipped=skipped)
             if lists is not None:
                 listed.append(Listed(feature, spec, lists))
         rules.append(rule)
-    return torch.tensor(rules, device="cpu"), listed
+    return rules, listed
 
 
 def replaced_ids(
@@ -100,24 +103,24 @@ def replaced_ids(
     Args:
         ids: ``[B, F]``, or jagged ``[V]``.
         feature: the feature of each jagged id; None for ``[B, F]``.
-        rules: the rule of each feature, from ``rules_of``.
+        rules: the ``IdRule`` of each feature, ``[F, 4]``.
         limits: number of ids of each feature's table.
         listed: from ``rules_of``.
 
-    >>> rules = torch.tensor([[0, 9, 1, -1], [0, 0, 0, -1]])
+    >>> rules = torch.tensor([IdRule(first=9, size=1), IdRule()])
     >>> replaced_ids(torch.tensor([[3, -1], [-1, 4]]), None, rules, torch.tensor([10, 10]))
     tensor([[ 3, -1],
             [ 9,  4]])
     """
-    own_rules, limit = (rules, limits) if feature is None else (rules[feature], limits[feature])
-    wide = ids.long()
-    count = own_rules[..., COUNT].clamp(min=1)
-    number = mixed_ids(wide, count)
-    number = torch.where(number == own_rules[..., SKIPPED], (number + 1) % count, number)
-    target = own_rules[..., FIRST] + number
+    rule_of_id, limit = (rules, limits) if feature is None else (rules[feature], limits[feature])
+    replaces_all, first, size, skipped = rule_of_id.unbind(-1)  # the fields of ``IdRule``
+    wide, divisor = ids.long(), size.clamp(min=1)
+    number = mixed_ids(wide, divisor)
+    number = torch.where(number == skipped, (number + 1) % divisor, number)
+    target = first + number
     for other in listed:
         column = torch.arange(len(rules), device=ids.device) if feature is None else feature
         cold = cold_ids(number.clamp(max=other.spec.num_composed - 1), other.spec, other.ranks)
         target = torch.where(column == other.feature, cold, target)
-    is_unknown = (wide < 0) | (wide >= limit) | (own_rules[..., ALL] > 0)
-    return torch.where(is_unknown & (own_rules[..., COUNT] > 0), target, wide)
+    is_unknown = (wide < 0) | (wide >= limit) | (replaces_all > 0)
+    return torch.where(is_unknown & (size > 0), target, wide)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # How the rows of an id become its vector; the position is what is saved.
 HOW = ("one row", "add", "mult", "concat", "feature", "relu path", "sigmoid path", "sums")
-PART_COLUMNS = 3  # of each stored table or level of networks: stride (of an index map, minus its CRC-32), size, width
+PART_COLUMNS = 3  # of each stored table or level of networks: stride (of an index map, minus its CRC), size, width
 
 
 class Meaning(NamedTuple):
     """What the rows of one table mean; after these integers come its partitions."""
 
-    name: int  # CRC-32 of the table's name
+    name: int  # 31 bits of the CRC-32 of the table's name
     bits: int  # bits per number if rows are quantized, else 0
     raw_ids: int
     ranked: int  # whether the module lists the hot and cold ids; if not, ids are in order of frequency
@@ -47,10 +47,13 @@ COLUMNS = len(Meaning._fields)
 
 
 def meaning_of(tables: "StoredTables", ranked: Sequence[bool]) -> Tensor:
-    """The meaning of each table's rows, int64 ``[T, columns]``; ``ranked`` says which tables list their ids."""
+    """The meaning of each table's rows, ``[T, columns]``; ``ranked`` says which tables list their ids.
+
+    It is int32, or int64 if an integer does not fit.
+    """
     rows = []
     for t, (name, spec) in enumerate(zip(tables.names, tables.specs, strict=True)):
-        row = [zlib.crc32(name.encode()), tables.bits, int(tables.raw_ids[t]), int(ranked[t])]
+        row = [crc31(name.encode()), tables.bits, int(tables.raw_ids[t]), int(ranked[t])]
         if spec.pool is None:
             rows.append([*row, 0, 0, 0, *spec_integers(spec)])
         else:
@@ -58,7 +61,13 @@ def meaning_of(tables: "StoredTables", ranked: Sequence[bool]) -> Tensor:
             row += [list(tables.pools).index(key) + 1, first, mixing.bits, *spec_integers(spec)]
             rows.append(row + [i for extent in tables.pools[key] for i in (1, extent.rows, spec.width)])
     longest = max(map(len, rows))
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device="cpu")
+    integers = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device="cpu")
+    return integers.int() if int(integers.max()) < 2**31 else integers
+
+
+def crc31(data: bytes) -> int:
+    """31 bits of the CRC-32, which fit in an int32."""
+    return zlib.crc32(data) & 0x7FFFFFFF
 
 
 def spec_integers(spec: TableSpec) -> list[int]:
@@ -67,7 +76,7 @@ def spec_integers(spec: TableSpec) -> list[int]:
     widths += [0] * (len(spec.partitions) - len(widths))  # levels of networks have no rows
     parts = [(1, spec.num_own, spec.width)] if spec.num_own else []
     for part, width in zip(spec.partitions, widths, strict=True):
-        stride = part.stride if isinstance(part, Partition) else -zlib.crc32(part.index.numpy().tobytes())
+        stride = part.stride if isinstance(part, Partition) else -crc31(part.index.numpy().tobytes())
         parts.append((stride, part.size, width))
     permutation = (spec.permutation.multiplier, spec.permutation.shift) if spec.permutation else (1, 0)
     sizes = (spec.num_embeddings, spec.embedding_dim, spec.width, spec.num_hot, spec.num_rest)
@@ -85,12 +94,13 @@ def _how(spec: TableSpec) -> str:
 
 def differences(tables: "StoredTables", saved: Any, prefix: str = "") -> list[str]:
     """An error message for each table whose rows mean something else in a checkpoint; lists of ids may differ."""
-    if not isinstance(saved, Tensor) or saved.dtype != torch.int64 or saved.dim() != 2 or saved.shape[1] < COLUMNS:
-        return [f"{prefix}meaning must be int64 [tables, {COLUMNS} or more], as a quorem module saves it"]
+    integers = isinstance(saved, Tensor) and saved.dtype in (torch.int32, torch.int64)
+    if not integers or saved.dim() != 2 or saved.shape[1] < COLUMNS:
+        return [f"{prefix}meaning must be int32 or int64 [tables, {COLUMNS} or more], as a quorem module saves it"]
     expected = meaning_of(tables, [False] * len(tables.names)).tolist()
     if len(saved) != len(expected):
         return [f"{prefix}stored holds {len(saved)} tables in the checkpoint and {len(expected)} here"]
-    names = {zlib.crc32(name.encode()): repr(name) for name in tables.names}
+    names = {crc31(name.encode()): repr(name) for name in tables.names}
     wrong = []
     for name, theirs, ours in zip(tables.names, saved.tolist(), expected, strict=True):
         pairs = zip(_words(theirs, names), _words(ours, names), strict=True)

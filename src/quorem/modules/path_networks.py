@@ -86,7 +86,7 @@ class PathNetworks(nn.Module):
         ``layout`` is that of all features, where it may have changed since.
         """
         if layout is not None:
-            self.integers["network_slots"] = layout.slots[layout.spans[list(self.members), 0]]
+            self.integers["network_slots"] = layout.slots[layout.spans[list(self.members), 0]].long()
         for name, values in self.integers.items():
             self.register_buffer(name, values.to(device, copy=True), persistent=False)
 

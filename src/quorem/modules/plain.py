@@ -20,10 +20,9 @@ from torch import Tensor
 
 from ..ops import layout as column
 from ..ops.codes import FIRST_SCALE, NARROW, code_bytes
-from ..ops.rows import IdBatch, accumulator
+from ..ops.rows import IdBatch, accumulator, places
 from ..paper.hashing import mixed_ids
 from ..paper.renumbering import MIXING_FACTORS
-from .id_rules import SKIPPED
 
 if TYPE_CHECKING:
     from .lookup import Tables
@@ -247,10 +246,8 @@ def _read(group: Group, rows: Sequence[Tensor]) -> list[Tensor]:
     stored, width, bits = group.tables.live_stored, group.tables.width, group.tables.bits
     if not bits:
         numbers = [_cast(F.embedding(each, stored), accumulator(stored)) for each in rows]
-    elif len(rows) > 1:  # fewer operators
+    else:  # all rows at once: fewer operators
         numbers = list(_dequantized(F.embedding(torch.stack(list(rows)), stored), width, bits).unbind())
-    else:
-        numbers = [_dequantized(F.embedding(rows[0], stored), width, bits)]
     return numbers if group.num_slots == 1 else [each.flatten(-2) for each in numbers]
 
 
@@ -332,36 +329,13 @@ def _through_networks(group: Group, number: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _place(group: Group, ids: Tensor) -> Tensor:
-    """The place of each id in its ``HotCold`` table, where own rows come first (``ops.rows.places``)."""
-    have_rest, hot, own = (
-        [slot[column.REST] < slot[column.LIMIT] for slot in group.slots],
-        group.hot(),
-        group.slot(column.OWN),
-    )
+    """The place of each id in its ``HotCold`` table, where own rows come first."""
+    hot, ranks = group.hot(), group.tables.ranks
     if group.slots[0][column.HOT] == column.NO_RANKS:
-        place = torch.where(ids < group.constant(hot), ids, ids + group.constant([int(rest) for rest in have_rest]))
-        return torch.where(ids >= group.slot(column.REST), group.constant(hot), place)
-    triples = zip(group.slots, hot, have_rest, strict=True)
-    listed = [slot[column.REST] - number if rest else 0 for slot, number, rest in triples]
-    below_hot, is_hot = _search(group, ids, group.slot(column.HOT), hot)
-    below_cold, is_cold = _search(group, ids, group.slot(column.COLD), listed)
-    cold = torch.where(is_cold, below_cold + own, group.constant(hot))
-    if not all(have_rest):
-        cold = torch.where(torch.as_tensor(group.constant(have_rest), device=ids.device), cold, ids - below_hot + own)
-    return torch.where(is_hot, below_hot, cold)
-
-
-def _search(group: Group, ids: Tensor, start: Any, lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """For each id, how many entries of its sorted list are below it, and whether the list has it; by bisection."""
-    below, ranks = torch.zeros_like(ids), group.tables.ranks
-    if not max(lengths):
-        return below, below > 0
-    length, last = group.constant(lengths), ranks.shape[0] - 1
-    for step in reversed(range(max(lengths).bit_length())):
-        further = below + 2**step
-        entry = ranks[(further + start - 1).clamp(max=last)]
-        below = torch.where((entry < ids) & (further <= length), further, below)
-    return below, (ranks[(below + start).clamp(max=last)] == ids) & (below < length)
+        ranks = ranks[:0]
+    pairs = zip(group.slots, hot, strict=True)
+    cold = [slot[column.REST] - count for slot, count in pairs if slot[column.REST] < slot[column.LIMIT]]
+    return places(ids, group.constant(group.slots), ranks, longest=max(hot + cold))
 
 
 def _replacement(group: Group, ids: Tensor, policy: str) -> Any:
@@ -370,7 +344,7 @@ def _replacement(group: Group, ids: Tensor, policy: str) -> Any:
         return group.constant(group.hot())
     count = group.slot(column.COMPOSED)
     number = mixed_ids(ids, count)
-    skipped = [group.tables.rules[f][SKIPPED] for f in group.features]
+    skipped = [group.tables.rules[f].skipped for f in group.features]
     if max(skipped) < 0:
         return number
     return torch.where(number == group.constant(skipped), (number + 1) % count, number)

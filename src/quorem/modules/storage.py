@@ -298,13 +298,11 @@ class StoredTables(nn.Module):
         integers["meaning"] = meaning_of(self, [ranks is not None for ranks in self._ranks])
         saved = {"meaning", *(["ranks"] if any(self._ranks) else [])}  # tools take empty tensors for shared ones
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
-        options = (self.specs, self.raw_ids, self.unknown, self._ranks, self.padding, self.table_of)
-        rules, listed = rules_of(*options, layout)
+        self.rules, listed = rules_of(self, layout)
         # The same as Python integers, which exported programs have as constants.
-        self.rules: list[list[int]] = []
         self.lists: dict[str, Any] = {name: getattr(layout, name).tolist() for name in ("slots", "parts", "spans")}
-        if rules is not None:
-            integers["id_rules"], self.rules = rules, rules.tolist()
+        if self.rules:
+            integers["id_rules"] = torch.tensor(self.rules, device="cpu")
         device = self.live_stored.device
         self._listed = [each._replace(ranks=Ranks(*(ids.to(device) for ids in each.ranks))) for each in listed]
         for name, values in integers.items():

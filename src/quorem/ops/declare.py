@@ -73,7 +73,7 @@ def _like_stored(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -
 def _row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size()
     values = stored.new_empty(count, stored.shape[1], dtype=accumulator(stored))
-    return layout.spans.new_empty(count), values
+    return layout.spans.new_empty(count, dtype=torch.int64), values
 
 
 def _sample_weights(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:

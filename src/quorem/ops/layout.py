@@ -58,10 +58,10 @@ class Extent:
 class Layout(NamedTuple):
     """The integers by which an op finds the rows of an id."""
 
-    slots: Tensor  # int64 [S, 14]
-    parts: Tensor  # int64 [S, K, 5]
+    slots: Tensor  # [S, 14]; it, ``parts`` and ``spans`` are int32 if all their integers fit, else int64
+    parts: Tensor  # [S, K, 5]
     maps: Tensor  # int64 [M]: the index maps of explicit partitions, concatenated
-    spans: Tensor  # int64 [F, 2]: first slot and number of slots of each feature
+    spans: Tensor  # [F, 2]: first slot and number of slots of each feature
     ranks: Tensor  # int32 or int64 [H]: hot and cold ids of the tables that have frequencies, concatenated
 
 
@@ -83,12 +83,14 @@ def num_rows_read(layout: Layout) -> int:
     Kernels do not look where an address leads, so every layout is checked here once. If it is on a GPU, this waits.
 
     Raises:
-        TypeError: if a tensor is not int64; ``ranks`` may be int32.
+        TypeError: if ``maps`` is not int64, or another tensor neither int32 nor int64.
         ValueError: if the integers are not those of a layout, such as after ``to_empty``.
     """
-    if any(t.dtype != torch.int64 for t in layout[:4]) or layout.ranks.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64")
-    slots, parts, spans = (tensor.cpu() for tensor in (layout.slots, layout.parts, layout.spans))
+    slots_type, *same, ranks_type = (t.dtype for t in (layout.slots, layout.parts, layout.spans, layout.ranks))
+    types = {slots_type, ranks_type, torch.int32, torch.int64}
+    if len(types) > 2 or {*same} != {slots_type} or layout.maps.dtype != torch.int64:
+        raise TypeError(f"layout ({', '.join(str(t.dtype) for t in layout)}) must be torch.int64 or torch.int32")
+    slots, parts, spans = (tensor.cpu().long() for tensor in (layout.slots, layout.parts, layout.spans))
     maps, ranks = layout.maps, layout.ranks
     feature, limit, composed, group = (slots[:, c] for c in (FEATURE, LIMIT, COMPOSED, GROUP))
     multiplier, shift = slots[:, MULTIPLIER], slots[:, SHIFT]
@@ -198,13 +200,11 @@ def build(
             slots.append(slot)
             parts.append(slot_parts)
     most = max(map(len, parts))
-    layout = Layout(
-        slots=torch.tensor(slots, device="cpu"),
-        parts=torch.tensor([p + [[*UNUSED_PART]] * (most - len(p)) for p in parts], device="cpu"),
-        maps=maps.tensor(),
-        spans=torch.tensor(spans, device="cpu"),
-        ranks=lists.tensor(),
-    )
+    parts = [p + [[*UNUSED_PART]] * (most - len(p)) for p in parts]
+    integers = [torch.tensor(values, device="cpu") for values in (slots, parts, spans)]
+    narrow = max(free.first, *(int(values.max()) for values in integers)) < 2**31
+    all_slots, all_parts, all_spans = (values.int() if narrow else values for values in integers)
+    layout = Layout(all_slots, all_parts, maps.tensor(), all_spans, lists.tensor())
     return Storage(width, free.first, extents, {name: pool.extents for name, pool in pools.items()}, layout)
 
 

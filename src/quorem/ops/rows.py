@@ -121,10 +121,11 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 
-def places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
+def places(ids: Tensor, slots: Tensor, ranks: Tensor, longest: int | None = None) -> Tensor:
     """The place of each id in its table: ids with rows of their own first (hot, then the rest), then the composed ids.
 
     Without lists of ids, hot ids are the lowest and the rest are the highest (``frequency`` explains the ranges).
+    ``longest`` is the length of the longest list, if it is known.
     """
     own, first_rest = slots[..., column.OWN], slots[..., column.REST]
     rest = first_rest < slots[..., column.LIMIT]
@@ -133,22 +134,21 @@ def places(ids: Tensor, slots: Tensor, ranks: Tensor) -> Tensor:
     place = torch.where(ids >= first_rest, hot, place)
     if not len(ranks):
         return place
-    below_hot, is_hot = _search(ids, slots[..., column.HOT], hot, ranks)
-    below_cold, is_cold = _search(ids, slots[..., column.COLD], torch.where(rest, first_rest - hot, 0), ranks)
+    steps = (len(ranks) if longest is None else longest).bit_length()  # a number that compilers know
+    below_hot, is_hot = _search(ids, slots[..., column.HOT], hot, ranks, steps)
+    below_cold, is_cold = _search(ids, slots[..., column.COLD], torch.where(rest, first_rest - hot, 0), ranks, steps)
     cold = torch.where(rest, torch.where(is_cold, own + below_cold, hot), own + ids - below_hot)
     return torch.where(slots[..., column.HOT] == NO_RANKS, place, torch.where(is_hot, below_hot, cold))
 
 
-def _search(ids: Tensor, start: Tensor, length: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+def _search(ids: Tensor, start: Tensor, length: Tensor, ranks: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """How many entries of a rising list in ``ranks`` are below each id, and whether the id is in it; by bisection."""
-    low, high = torch.zeros_like(ids), torch.zeros_like(ids) + length
-    for _ in range(len(ranks).bit_length()):  # a number that compilers know
-        middle = (low + high) // 2
-        entry = ranks[(start + middle).clamp(0, len(ranks) - 1)]
-        right = (low < high) & (entry < ids)
-        low, high = torch.where(right, middle + 1, low), torch.where((low < high) & ~right, middle, high)
-    entry = ranks[(start + low).clamp(0, len(ranks) - 1)]
-    return low, (low < length) & (entry == ids)
+    below, last = torch.zeros_like(ids), ranks.shape[0] - 1
+    for step in reversed(range(steps)):
+        further = below + 2**step
+        entry = ranks[(start + further - 1).clamp(0, last)]
+        below = torch.where((entry < ids) & (further <= length), further, below)
+    return below, (ranks[(start + below).clamp(0, last)] == ids) & (below < length)
 
 
 def bag_and_feature(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,8 +93,11 @@ class Updates:
         return None if torch._C._are_functorch_transforms_active() else self.collector
 
     def _refuse_shards(self) -> None:
-        for module in self.modules:  # fully_shard leaves such a hook in the modules that it shards
-            if any("fsdp" in getattr(hook, "__module__", "") for hook in module._load_state_dict_post_hooks.values()):
+        # torch marks a module that fully_shard was called with (FSDPModule), but not the modules in it. In each module
+        # whose parameters it shards it leaves a hook.
+        hooks = [hook for module in self.modules for hook in module._load_state_dict_post_hooks.values()]
+        for hook in hooks:
+            if str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp."):
                 raise RuntimeError(
                     "fully_shard must not shard tables that apply_in_backward updates: remove() its optimizer, and use"
                     " the step() of one made after fully_shard"

@@ -146,8 +146,8 @@ def mixed_ids(ids: Tensor, num_embeddings: int | Tensor) -> Tensor:
 
     Args:
         ids: any 64-bit integers, as in ``mix``.
-        num_embeddings: size of the id space, or a tensor with the size for each id; sizes of 2**40 to 2**62 keep
-            collisions rare (see ``expected_collisions``).
+        num_embeddings: size of the id space, or a tensor with the size for each id. Of N raw ids, N * (N - 1) / 2 pairs
+            divided by it share an id: sizes of 2**40 to 2**62 keep that rare.
 
     >>> mixed_ids(torch.tensor([7, 7 + 2**20, -7]), 2**40)
     tensor([ 980748996055, 1069577029096,  430629333360])
@@ -175,26 +175,6 @@ def mixed_id(raw_id: int, num_embeddings: int) -> int:
         raise ValueError(f"raw id ({raw_id}) must be in [-2**63, 2**64)")
     signed = int(raw_id) - 2**64 if raw_id >= 2**63 else int(raw_id)
     return int(mixed_ids(torch.tensor([signed], device="cpu"), num_embeddings))
-
-
-def expected_collisions(num_ids: int, num_embeddings: int) -> float:
-    """Expected number of pairs that share an id when ``num_ids`` raw ids are hashed to ``num_embeddings`` ids.
-
-    Args:
-        num_ids: number of distinct raw ids.
-        num_embeddings: size of the id space.
-
-    Raises:
-        ValueError: if ``num_ids`` is below 0 or ``num_embeddings`` below 1.
-
-    >>> round(expected_collisions(10**8, 2**40)), round(expected_collisions(10**9, 2**62), 2)
-    (4547, 0.11)
-    """
-    if num_ids < 0:
-        raise ValueError(f"num_ids ({num_ids}) must be at least 0")
-    if num_embeddings < 1:
-        raise ValueError(f"num_embeddings ({num_embeddings}) must be at least 1")
-    return num_ids * (num_ids - 1) / 2 / num_embeddings
 
 
 def as_int64(ids: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ MIXING_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  #
 
 def mixed_numbers(numbers: Tensor, bits: Tensor) -> Tensor:
     """``Mixing(bits)`` of ``numbers``, where ``bits`` may differ per number; 0 bits leave a number unchanged."""
-    shift, mask = bits // 2 + 1, (torch.ones_like(bits) << bits) - 1
+    shift, mask = bits // 2 + 1, (torch.ones_like(numbers) << bits) - 1
     mixed = numbers & mask
     for factor in MIXING_FACTORS:
         mixed = ((mixed ^ (mixed >> shift)) * factor) & mask

@@ -32,6 +32,7 @@ PARTITIONS = 2  # rows of the pool that a cold id sums
 SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
 # D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
 NARROWING = {1: 0.0, 2: 0.0125, 4: 0.03, 8: 0.07}
+REST_COST = 2.0  # how much worse one row for all ids of the rest that were not seen rarely is than a pool
 # Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
 FEW, ALL_NARROW = 50, 0.05
 MATRICES = 0.2  # the most of the budget that matrices of narrow rows may take

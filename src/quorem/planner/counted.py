@@ -9,6 +9,7 @@ from ..paper.schemes import Full, HotCold, Pool, Scheme
 from ..paper.schemes.frequency import comes_by_frequency
 from .by_count import (
     PARTITIONS,
+    REST_COST,
     CountedTables,
     Division,
     Integers,
@@ -59,7 +60,7 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int, r
         return shared + int(of_tables + of_pools) + index_bytes(division)
 
     copies = np.array([module.tables[0].num_modules for module in stored.modules])
-    slot_bytes = np.array([8 * SLOT_COLUMNS * storage.num_slots for storage in stored.storages])
+    slot_bytes = np.array([each.integer_bytes * SLOT_COLUMNS * each.num_slots for each in stored.storages])
 
     def index_bytes(division: Division) -> int:
         """Bytes of the indices over lists that devices make at the first lookup (``ops.words``)."""
@@ -115,11 +116,12 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int, r
             )
         )
     planned = stored.plan(entries, budget, partitions(division), planned_pools, index_bytes(division))
+    _, of_cold, of_rest = planned.traffic
     return Candidate(
         planned,
         least,
         gives_rows_to_all(tables, division, serving=stored.optimizer is None),
-        max(0.0, 1 - planned.traffic[0] - tables.share_up_to(rule.rarely if noise(tables) else 0)),
+        of_cold + REST_COST * max(0.0, of_rest - tables.share_up_to(rule.rarely if noise(tables) else 0)),
     )
 
 

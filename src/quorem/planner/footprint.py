@@ -50,6 +50,7 @@ class TrainedStorage:
         has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``modules.id_rules``).
         lags: whether rows may lag behind, under an optimizer of ``quorem.optim``.
         state_dtype: dtype of the optimizer's state of rows that are updated one by one.
+        num_ids: of all tables.
     """
 
     widths: tuple[int, ...]
@@ -61,6 +62,7 @@ class TrainedStorage:
     has_id_rules: bool = False
     lags: bool = True
     state_dtype: StateDtype = "float32"
+    num_ids: int = 0
 
     @cached_property
     def width(self) -> int:
@@ -71,6 +73,11 @@ class TrainedStorage:
     def num_slots(self) -> int:
         """Number of slots of the layout."""
         return sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
+
+    @cached_property
+    def integer_bytes(self) -> int:
+        """Bytes of an integer of the layout."""
+        return 4 if self.num_ids * max(self.widths) < 2**31 else 8
 
     def rate(self, width: int) -> Rate:
         """The bytes of a table with rows of ``width`` numbers, for each row and each stored table."""
@@ -105,10 +112,11 @@ class TrainedStorage:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
         slots = self.num_slots
         per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
-        per_feature = 2 + RULE_COLUMNS * self.has_id_rules
         per_table = meaning.COLUMNS + meaning.PART_COLUMNS * most_partitions
-        shared = per_feature * sum(self.num_features) + 1  # 1: count of invalid ids
-        return 8 * (slots * per_slot + per_table * len(self.widths) + shared)
+        features = sum(self.num_features)
+        integers = slots * per_slot + per_table * len(self.widths) + 2 * features
+        rules = RULE_COLUMNS * features if self.has_id_rules else 0
+        return self.integer_bytes * integers + 8 * (rules + 1)  # 1: count of invalid ids
 
 
 class Form(NamedTuple):
@@ -156,6 +164,7 @@ class StoredModules:
                 module.has_id_rules,
                 module.lags,
                 form.state_dtype if module.sparse else "float32",
+                sum(table.num_embeddings for table in module.tables),
             )
             for module, of_module in zip(modules, widths, strict=True)
         ]

@@ -259,7 +259,7 @@ class Candidate(NamedTuple):
     plan: Plan | None  # None if the budget is too small
     least: int  # bytes of the smallest possible budget
     gives_rows_to_all: bool = False  # whether each id that is known to count has a row of its own
-    shared: float = 0.0  # share of the traffic that goes to ids without a row of their own which were not seen rarely
+    shared: float = 0.0  # share of the traffic that goes to ids without rows of their own; the rest's counts more
 
 
 def _row_dtype(name: Any) -> torch.dtype:

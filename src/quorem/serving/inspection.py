@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..checks import dtype_name
 from ..data.encoding import read_encoding
@@ -17,15 +16,13 @@ from ..files import atomic as files
 from ..files import saved_model
 from ..files.tensors import TensorFile
 from ..modules.lookup import Tables
+from ..ops.rows import numbers_of
 from ..paper.hashing import mixed_ids
 from ..paper.partitions import ExplicitPartition
 from ..paper.schemes import QR, ChineseRemainder, Full, GeneralizedQR, Hash, HotCold, Pool, TableSpec
 from ..paper.schemes import Path as PathScheme
-from ..paper.schemes.frequency import places
 from ..training.model import data_identity
-from ..training.run import ENCODING, RESULT, read_result
-from ..training.trained import KIND as LAYERS_KIND
-from ..training.trained import LAYERS, MODEL
+from ..training.run import ENCODING, LAYERS, LAYERS_KIND, MODEL, RESULT, read_result
 
 MOST_COUNTED = 2**22  # largest number of composed ids of a custom scheme whose combinations of rows are enumerated
 
@@ -195,34 +192,25 @@ def num_distinct(spec: TableSpec) -> int | None:
 
 def _shares(tables: Tables, t: int, prepared: Prepared) -> dict[str, float]:
     """The shares of training lookups of a ``HotCold`` table that go to hot ids, cold ids and the rest."""
-    total = np.zeros(3)
-    for feature in tables.features_of(t):
+    spec, layout, total = tables.specs[t], tables.layout, np.zeros(3)
+    for f, feature in enumerate(tables.features):
+        if tables.table_of[f] != t:
+            continue
         if feature not in prepared.names:
             raise ValueError(f"{prepared.path} has no feature {feature}, which table {tables.names[t]} is read by")
-        total += _traffic(tables, t, prepared, feature)
-    return dict(zip(("hot", "cold", "rest"), (total / max(total.sum(), 1)).tolist(), strict=True))
-
-
-def _traffic(tables: Tables, t: int, prepared: Prepared, feature: str) -> NDArray[np.float64]:
-    """Number of lookups of hot ids, cold ids and the rest of a table, by one feature in the training rows."""
-    spec, ranks = tables.specs[t], tables.ranks_of[t]
-    if not prepared.has_raw_ids:
-        counts = torch.from_numpy(prepared.frequencies(feature))
-        if len(counts) != spec.num_embeddings:
-            raise ValueError(f"{prepared.path} has {len(counts):,} ids of {feature}, not {spec.num_embeddings:,}")
-        place = places(spec, ranks)
-        hot, cold = place < spec.num_hot, place >= spec.num_own
-    else:
-        ids, seen = prepared.raw_counts(feature)
-        counts, mixed = torch.from_numpy(seen), mixed_ids(torch.tensor(ids, device="cpu"), spec.num_embeddings)
-        if ranks is None:
-            hot = mixed < spec.num_hot
-            cold = ~hot & (mixed < spec.num_embeddings - spec.num_rest)
+        if prepared.has_raw_ids:
+            raw, counts = prepared.raw_counts(feature)
+            ids = mixed_ids(torch.tensor(raw, device="cpu"), spec.num_embeddings)
         else:
-            hot = torch.isin(mixed, ranks.hot.long())
-            cold = torch.isin(mixed, ranks.cold.long()) if spec.num_rest else ~hot
-    totals = [int(counts[hot].sum()), int(counts[cold].sum())]
-    return np.array([*totals, int(counts.sum()) - sum(totals)], np.float64)
+            counts = prepared.frequencies(feature)
+            ids = torch.arange(len(counts), device="cpu")
+            if len(ids) != spec.num_embeddings:
+                raise ValueError(f"{prepared.path} has {len(ids):,} ids of {feature}, not {spec.num_embeddings:,}")
+        numbers = numbers_of(ids, layout.slots[layout.spans[f, 0]], layout.ranks)
+        hot = ~numbers.composed & (numbers.row < spec.num_hot)
+        seen = torch.from_numpy(counts)
+        total += [float(seen[each].sum()) for each in (hot, numbers.composed, ~hot & ~numbers.composed)]
+    return dict(zip(("hot", "cold", "rest"), (total / max(total.sum(), 1)).tolist(), strict=True))
 
 
 def _size(path: Path) -> int:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 def load(
     path: str | os.PathLike[str],
     *,
-    table: str | None = None,
     unknown: Literal["error", "missing"] = "error",
     verify: bool = True,
 ) -> "nn.Module | Scorer":
@@ -25,7 +24,6 @@ def load(
 
     Args:
         path: path of the file, or of the folder of a finished run.
-        table: load only this table of a collection, as an ``Embedding``; must be None for a run.
         unknown: for a run, how a token that is not in the vocabulary is treated if the data have no id for unknown
             tokens: ``"error"``, or ``"missing"``, as a missing value.
         verify: compare every tensor with its checksum, which reads the file once; False maps the file and reads
@@ -33,7 +31,7 @@ def load(
 
     Raises:
         FileNotFoundError: if there is no such file, or the run is not finished.
-        ValueError: if a file is cut off, damaged, of another kind or of an unknown version, or has no such table.
+        ValueError: if a file is cut off, damaged, or of another kind or version.
 
     >>> import quorem, tempfile
     >>> path = tempfile.mkdtemp() + "/items.safetensors"
@@ -44,9 +42,7 @@ def load(
     if not Path(path).is_dir():
         if unknown != "error":
             raise ValueError(f"unknown ({unknown!r}) must be 'error' for a file: only a run has a vocabulary")
-        return saved_model.load(path, table=table, verify=verify)
+        return saved_model.load(path, verify=verify)
     from .scorer import Scorer
 
-    if table is not None:
-        raise ValueError(f"table ({table!r}) must be None for a run: load its {path}/model.safetensors")
     return Scorer(path, unknown=unknown, verify=verify)

@@ -96,7 +96,7 @@ def predict(
         for numbers, batch, done in ahead(_encoded(scorer.encoder, rows, malformed)):
             logits = scorer.logits_of_rows(batch)
             if label is not None:
-                evaluation.update(logits, batch.labels.float())
+                evaluation.update(logits, batch.labels)
             probability = pl.Series("probability", logits.sigmoid().numpy())
             counted += len(batch)
             if progress is not None:

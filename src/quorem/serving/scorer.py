@@ -1,6 +1,5 @@
 """A finished run as a model that scores raw rows."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +14,7 @@ from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity, logits_of
-from ..training.run import ENCODING, RESULT, read_config
-from ..training.trained import MODEL, read_model
+from ..training.run import ENCODING, MODEL, RESULT, read_config, read_model
 
 BATCH_ROWS = 4096  # so few that the activations fit in a CPU's cache
 
@@ -127,15 +125,10 @@ class Scorer:
             )
         evaluation = Evaluation()
         for batch in prepared.split(split).batches(BATCH_ROWS):
-            evaluation.update(self.logits(batch), batch.labels.float())
+            evaluation.update(self.logits(batch), batch.labels)
         return evaluation.compute()
 
     def quantize_(self, bits: Literal[8, 4] = 8) -> "Scorer":
         """Store the rows of the tables in 8 or 4 bits per number (see ``quorem.quantize_``)."""
         quantize_(self.model, bits)
         return self
-
-    def __repr__(self) -> str:
-        """The run and its network."""
-        options = ", ".join(f"{f.name}={getattr(self.config, f.name)!r}" for f in dataclasses.fields(self.config)[1:4])
-        return f"Scorer({str(self.path)!r}, {options})"

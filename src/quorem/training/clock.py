@@ -31,23 +31,17 @@ class Clock:
         return self.earlier_seconds + self.session
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time within this context as training."""
-        began = time.perf_counter()
-        yield
-        self.began += time.perf_counter() - began
+    def paused(self, *, saving: bool = False) -> Iterator[None]:
+        """Do not count the time within this context as training.
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Write a checkpoint within this context, which does not count as training; the next one is put off.
-
-        Saving takes at most a tenth of the time.
+        If it writes a checkpoint, the next one is put off, so that saving takes at most a tenth of the time.
         """
         began = time.perf_counter()
-        with self.paused():
-            yield
+        yield
         ended = time.perf_counter()
-        self.next_save = ended + max(self.checkpoint_seconds, 9 * (ended - began))
+        self.began += ended - began
+        if saving:
+            self.next_save = ended + max(self.checkpoint_seconds, 9 * (ended - began))
 
     def save_is_due(self) -> bool:
         """Whether a checkpoint is due."""

@@ -24,15 +24,7 @@ from ..paper.schemes import QR, Scheme
 # torch's learning rates, which the paper keeps (section 5.2).
 DEFAULT_LRS = {name: inspect.signature(each).parameters["lr"].default for name, each in CLASSES.items()}
 RowDtype = Literal["float32", "bfloat16", "float16"]
-_RARELY_SET = (
-    ("unknown", "error"),
-    ("bits", None),
-    ("row_dtype", "float32"),
-    ("state_dtype", "float32"),
-    ("hidden", None),
-    ("bottom", None),
-    ("patience", None),
-)
+RARELY_SET = ("plan", "unknown", "bits", "row_dtype", "state_dtype", "hidden", "bottom", "patience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +140,11 @@ class RunConfig:
 
         Options that most runs do not set are left out if they have their defaults.
         """
-        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        options = {name: v for name, (v, usual) in values.items() if name not in RARELY_SET or v != usual}
         options["scheme"] = schemes.to_dict(self.scheme)
-        for name, usual in _RARELY_SET:
-            if options[name] == usual:
-                del options[name]
-        plan = options.pop("plan")
-        if plan is not None:
-            options["plan"] = {name: schemes.to_dict(scheme) for name, scheme in plan}
+        if self.plan is not None:
+            options["plan"] = {name: schemes.to_dict(scheme) for name, scheme in dict(self.plan).items()}
         return json.dumps(options, sort_keys=True)
 
     @classmethod

@@ -28,7 +28,7 @@ class Feed:
         size = sum(num_bytes(rows) for rows in self.rows.values())
         self.resident = self.device.type == "cuda" and size <= RESIDENT * torch.cuda.mem_get_info(self.device)[0]
         if self.resident:
-            self.rows = {name: self._checked(prepared.split(name).to(self.device)) for name in SPLITS}
+            self.rows = {name: prepared.split(name).to(self.device) for name in SPLITS}
 
     def training(
         self, config: RunConfig, first_step: int = 0, together: int = 1, periods: Sequence[int | None] = ()
@@ -81,28 +81,11 @@ class Feed:
         def read(start: int) -> Batch:
             stop = min(start + step, len(rows))
             self.prepared.check(*(first + start, first + stop) if order is None else (first, first + len(rows)))
-            block = self._checked(rows.take(torch.arange(start, stop) if order is None else order[start:stop]))
+            block = rows.take(torch.arange(start, stop) if order is None else order[start:stop])
             return block.pin_memory() if self.device.type == "cuda" else block
 
         for block in ahead(map(read, range(skip, len(rows), step))):
             yield block.to(self.device, non_blocking=True)
-
-    def _checked(self, rows: Batch) -> Batch:
-        """The rows; raises ValueError if a label or an id is out of range."""
-        if len(rows) and (label := int(rows.labels.max())) > 1:
-            raise ValueError(f"{self.prepared.path} has a label {label} but labels must be 0 or 1")
-        single = [name for name in self.prepared.names if name not in rows.bags]
-        columns = {**dict(zip(single, rows.ids.unbind(1), strict=True)), **{n: b.values for n, b in rows.bags.items()}}
-        filled = {name: ids for name, ids in columns.items() if len(ids)}
-        if not filled or self.prepared.has_raw_ids:  # any 64-bit integer is a valid raw id
-            return rows
-        bounds = torch.stack([torch.stack(ids.aminmax()) for ids in filled.values()]).tolist()
-        sizes = dict(zip(self.prepared.names, self.prepared.cardinalities, strict=True))
-        for name, (low, high) in zip(filled, bounds, strict=True):
-            if low < 0 or high >= sizes[name]:
-                wrong = low if low < 0 else high
-                raise ValueError(f"{self.prepared.path}: {name} has id {wrong} but ids must be in [0, {sizes[name]})")
-        return rows
 
 
 def steps_per_epoch(config: RunConfig, num_rows: int) -> int:

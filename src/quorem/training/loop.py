@@ -130,13 +130,10 @@ def _train(
         def log(values: dict[str, Any]) -> None:
             if folder is not None:
                 folder.log(step, values)
-            board(step, values)
-
-        def save() -> None:
-            progress = Progress(seconds=clock.seconds, loss=loss, best_loss=best_loss, best_epoch=best_epoch)
-            with clock.saving():
-                if folder is not None:
-                    folder.save(trial, step, progress)
+            if board is not None:
+                for kind, metrics in ({"train": values} if "loss" in values else values).items():
+                    for name, number in metrics.items():
+                        board.add_scalar(f"{kind}/{name}", number, step)
 
         for batches in feed.training(config, step, trial.together, (LOG_EVERY, config.validate_every)):
             step += trial.step(batches)
@@ -145,7 +142,7 @@ def _train(
                 if not math.isfinite(loss):
                     raise FloatingPointError(f"the loss is {loss} at step {step}: lower lr ({config.learning_rate})")
                 log({"loss": loss})
-            epoch, ends = divmod(step, per_epoch)[0], config.epochs > 1 and step % per_epoch == 0
+            epoch, ends = step // per_epoch, config.epochs > 1 and step % per_epoch == 0
             if ends or (config.validate_every and step % config.validate_every == 0 and step < steps):
                 with clock.paused():
                     validation = evaluate(trial, feed, "validation")
@@ -160,8 +157,10 @@ def _train(
                     break
             is_due = folder is not None and step < steps and clock.save_is_due()
             stopping, saving = any_of(feed.device, stop is not None and stop.is_set(), is_due)
-            if stopping or saving:
-                save()
+            if (stopping or saving) and folder is not None:
+                progress = Progress(seconds=clock.seconds, loss=loss, best_loss=best_loss, best_epoch=best_epoch)
+                with clock.paused(saving=True):
+                    folder.save(trial, step, progress)
             if stopping:
                 raise KeyboardInterrupt
             if options.report is not None and (clock.report_is_due() or step == steps):
@@ -283,7 +282,7 @@ def evaluate(trial: Trial, feed: Feed, split: str) -> Metrics:
     """The metrics of the current model on a split."""
     evaluation = Evaluation()
     for batch in feed.evaluation(split, EVALUATION_ROWS.get(feed.device.type, 4096)):
-        evaluation.update(trial.logits(batch), batch.labels.float())
+        evaluation.update(trial.logits(batch), batch.labels)
     return evaluation.compute()
 
 
@@ -332,26 +331,15 @@ def _matrix_products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(previous)
 
 
-@contextmanager
-def _board(folder: RunFolder | None, options: Options, done: int) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """A function that writes metrics for TensorBoard, or does nothing if that is not wanted.
+def _board(folder: RunFolder | None, options: Options, done: int) -> contextlib.AbstractContextManager[Any]:
+    """The writer for TensorBoard; None if that is not wanted.
 
     Steps after ``done`` are repeated when a run is resumed, so their old metrics are purged.
     """
     if not options.tensorboard or folder is None:
-        yield lambda step, values: None
-        return
+        return contextlib.nullcontext()
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
         raise ModuleNotFoundError('tensorboard=True needs tensorboard: pip install "quorem[train]"') from None
-    with SummaryWriter(folder.path / "tensorboard", purge_step=done + 1 if done else None) as writer:
-
-        def write(step: int, values: dict[str, Any]) -> None:
-            for name, value in values.items():
-                pairs = value.items() if isinstance(value, dict) else [("train", value)]
-                for key, number in pairs:
-                    tag = f"{key}/{name}" if key == "train" else f"{name}/{key}"
-                    writer.add_scalar(tag, number, step)
-
-        yield write
+    return SummaryWriter(folder.path / "tensorboard", purge_step=done + 1 if done else None)

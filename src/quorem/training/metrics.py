@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+BINS = 15  # of ``calibration_error``
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
@@ -32,13 +34,7 @@ class Metrics:
 
 
 class Evaluation:
-    """Collects logits and labels batch by batch, then computes the metrics of all of them.
-
-    Log loss, accuracy and calibration are sums in float64. AUC and the calibration error need sorted logits, so logits
-    and labels are kept on their device: five bytes per row in float32.
-
-    Args:
-        bins: number of bins of ``calibration_error``.
+    """Collects logits and labels batch by batch, then computes the metrics of all of them in float64.
 
     >>> evaluation = Evaluation()
     >>> evaluation.update(torch.tensor([2.0, -1.0]), torch.tensor([1.0, 0.0]))
@@ -48,13 +44,10 @@ class Evaluation:
     (0.75, 0.667, 0.584)
     """
 
-    def __init__(self, *, bins: int = 15) -> None:
-        self.bins = bins
+    def __init__(self) -> None:
         self._logits: list[Tensor] = []
         self._labels: list[Tensor] = []
-        self._sums: Tensor | None = None  # float64 [4]: loss, right, predicted, invalid labels
 
-    @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch of logits and labels ``[B]``; nothing is read back from the device.
 
@@ -63,16 +56,9 @@ class Evaluation:
         """
         if logits.shape != labels.shape:
             raise ValueError(f"logits {tuple(logits.shape)} must have the shape of labels {tuple(labels.shape)}")
-        logits, labels = logits.detach().flatten(), labels.flatten()
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        x, y, positive = logits.double(), labels.double(), labels > 0.5
-        loss = F.binary_cross_entropy_with_logits(x, y, reduction="sum")
-        right = ((x >= 0) == positive) & ~x.isnan()
-        odd = (y != 0) & (y != 1)
-        sums = torch.stack([loss, right.sum().double(), x.sigmoid().sum(), odd.sum().double()])
-        self._logits.append(logits.clone())  # a captured graph writes its next batch into the same memory
-        self._labels.append(positive)
-        self._sums = sums if self._sums is None else self._sums + sums
+        # Copies, because a captured graph writes its next batch into the same memory.
+        self._logits.append(logits.detach().flatten().clone())
+        self._labels.append(labels.flatten().clone())
 
     def compute(self) -> Metrics:
         """The metrics of all batches so far; NaN where a metric is undefined (AUC of a single class).
@@ -81,22 +67,21 @@ class Evaluation:
             ValueError: if there are no samples, or labels other than 0 and 1.
         """
         rows = sum(map(len, self._labels))
-        if self._sums is None or not rows:
+        if not rows:
             raise ValueError("an Evaluation must be updated with at least one sample before compute()")
-        loss, right, predicted, odd = self._sums.tolist()
-        if odd:
-            raise ValueError(f"{int(odd)} of {rows} labels are neither 0 nor 1")
-        self._logits, self._labels = [torch.cat(self._logits)], [torch.cat(self._labels)]
-        ordered, order = self._logits[0].sort()
-        labels = self._labels[0][order]
-        positives = int(labels.sum())
+        logits, order = torch.cat(self._logits).double().sort()
+        labels = torch.cat(self._labels)[order].double()
+        if odd := int(((labels != 0) & (labels != 1)).sum()):
+            raise ValueError(f"{odd} of {rows} labels are neither 0 nor 1")
+        predicted, positives = logits.sigmoid(), float(labels.sum())
+        right = ((logits >= 0) == (labels == 1)) & ~logits.isnan()
         return Metrics(
             rows=rows,
-            log_loss=loss / rows,
-            auc=auc(ordered, labels),
-            accuracy=right / rows,
-            calibration=predicted / positives if positives else nan,
-            calibration_error=_calibration_error_in_order(ordered, labels, self.bins),
+            log_loss=float(F.binary_cross_entropy_with_logits(logits, labels)),
+            auc=auc(logits, labels),
+            accuracy=int(right.sum()) / rows,
+            calibration=float(predicted.sum()) / positives if positives else nan,
+            calibration_error=_calibration_error(predicted, labels),
         )
 
 
@@ -122,13 +107,12 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return int(twice) / (2 * positives * negatives)
 
 
-def _calibration_error_in_order(ordered: Tensor, labels: Tensor, bins: int) -> float:
-    """The expected calibration error of sorted logits.
+def _calibration_error(predicted: Tensor, labels: Tensor) -> float:
+    """The expected calibration error of rising predictions.
 
     The samples of a bin are adjacent, so they are summed by slices. A scatter could give different results per run.
     """
-    p = ordered.double().sigmoid()
-    bin_of = (p * bins).nan_to_num(bins).long().clamp(max=bins - 1)
-    ends = torch.searchsorted(bin_of, torch.arange(bins, device=bin_of.device), right=True).tolist()
-    gap = p - labels.double()
-    return sum(abs(float(gap[start:end].sum())) for start, end in pairwise((0, *ends))) / len(p)
+    bin_of = (predicted * BINS).nan_to_num(BINS).long().clamp(max=BINS - 1)
+    ends = torch.searchsorted(bin_of, torch.arange(BINS, device=bin_of.device), right=True).tolist()
+    gap = predicted - labels
+    return sum(abs(float(gap[start:end].sum())) for start, end in pairwise((0, *ends))) / len(predicted)

@@ -45,7 +45,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
-        # Ids are checked when they are read from the files, so the lookup on a GPU need not check them again.
+        # Prepared ids are in range and have checksums, so the lookup on a GPU need not check them.
         embeddings = collection_of(tables, config.row_dtype, device)
         num_dense = len(prepared.dense_names)
         torch.manual_seed((config.seed + NETWORK) % 2**64)

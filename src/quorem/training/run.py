@@ -3,7 +3,8 @@
 run.json              the configuration
 metrics.jsonl         one JSON object per line: step, training loss or metrics of a split, and a checksum
 checkpoints/          the last few checkpoints, one file each
-model.safetensors     the trained model, as ``quorem.save`` writes it (``trained``)
+model.safetensors     the trained model, as ``quorem.save`` writes it; for a custom network only its tables
+layers.safetensors    for a custom network: everything else; loading it needs the network's Python file
 encoding.safetensors  columns, transforms and vocabularies of the data, so that the model can score raw rows
 result.json           the result, which is written last: if it exists, the run is finished
 """
@@ -19,19 +20,24 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from .. import models
 from ..data.encoding import write_encoding
 from ..data.prepared import Prepared
 from ..files import atomic as files
 from ..files.checked_json import build
 from ..files.provenance import commit, versions
+from ..files.saved_model import load, save
+from ..files.tensors import FileKind, TensorFile, write_tensors
+from ..models.custom import is_custom
+from ..modules.lookup import Tables
 from . import checkpoint
 from .config import RunConfig
-from .trained import write_model
 from .trial import Trial
 
 RESULT_FORMAT = "quorem-result-1"
-RESULT_NUMBERS = ("parameters", "bytes", "embedding_parameters", "embedding_bytes", "rows_per_second", "seconds")
 ENCODING, RESULT = "encoding.safetensors", "result.json"
+MODEL, LAYERS = "model.safetensors", "layers.safetensors"
+LAYERS_KIND = FileKind("quorem-layers", 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +104,8 @@ class RunFolder:
 
     def _claim(self) -> None:
         about = self.path / "run.json"
-        for folder in (self.path, self.path / "checkpoints"):
-            files.clear_drafts(folder)
+        for draft in self.path.rglob("*.tmp"):  # of a killed process: this one has locked the folder
+            draft.unlink()
         if about.exists():
             if (earlier := read_config(about)) != self.config:
                 raise ValueError(f"{self.path} holds another run: {difference(earlier, self.config)}")
@@ -208,11 +214,8 @@ def read_metrics(path: Path) -> MetricsFile:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             values = files.unsealed(json.loads(line), required=True)
-            losses = [values[split]["log_loss"] for split in ("validation", "test") if split in values]
-            if type(values["step"]) is not int or not all(map(_is_number, losses)):
-                raise ValueError("step must be an integer, losses must be numbers")
             lines.append(values)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, RecursionError):
             damaged.append(number)
     return MetricsFile(lines, damaged, is_final=bool(lines) and "test" in lines[-1])
 
@@ -221,23 +224,11 @@ def _line(values: dict[str, Any]) -> str:
     return json.dumps(files.sealed(values)) + "\n"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def read_result(path: Path) -> dict[str, Any]:
     """Read a ``result.json``; raises ValueError if it is damaged."""
     result = files.read_json(path)
-    result.pop("format", None)
-    try:
-        numbers = [result[name] for name in RESULT_NUMBERS]
-        numbers += [result["validation"]["log_loss"], result["test"]["log_loss"], result["test"]["auc"]]
-        if missing := sorted({"device", "versions", "commit"} - result.keys()):
-            raise KeyError(missing[0])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error} is missing") from None
-    if wrong := [number for number in numbers if not _is_number(number)]:
-        raise ValueError(f"{path} is damaged: it has {wrong[0]!r} where a number must be")
+    if (found := result.pop("format", None)) != RESULT_FORMAT:
+        raise ValueError(f"{path} is damaged: format ({found!r}) must be {RESULT_FORMAT!r}")
     return result
 
 
@@ -258,3 +249,42 @@ def difference(saved: RunConfig, wanted: RunConfig) -> str:
     """
     pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in fields(RunConfig)]
     return ", ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in pairs if old != new)
+
+
+def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
+    """Write a trained model."""
+    if not is_custom(config.network):
+        save(model, folder / MODEL)
+        return
+    tables = next(module for module in model.modules() if isinstance(module, Tables))
+    state, inside = model.state_dict(), _prefixes(model, tables)
+    layers = {name: tensor.detach() for name, tensor in state.items() if not name.startswith(inside)}
+    write_tensors(folder / LAYERS, LAYERS_KIND, layers, {})
+    save(tables, folder / MODEL)
+
+
+def read_model(folder: Path, config: RunConfig, num_dense: int, *, verify: bool = True) -> nn.Module:
+    """The model that ``write_model`` wrote. For a custom network, this runs the network's Python file.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if one is damaged, or the network's file has changed since.
+    """
+    loaded = load(folder / MODEL, verify=verify)
+    if not is_custom(config.network):
+        return loaded
+    model = models.build(config.network, loaded, num_dense=num_dense)
+    file = TensorFile(folder / LAYERS, LAYERS_KIND)
+    if verify:
+        file.verify()
+    keys = model.load_state_dict(file.tensors, strict=False)
+    missing = [name for name in keys.missing_keys if not name.startswith(_prefixes(model, loaded))]
+    if wrong := [*keys.unexpected_keys, *missing]:
+        raise ValueError(f"{folder / LAYERS} does not fit the network: {', '.join(wrong[:3])}")
+    return model
+
+
+def _prefixes(model: nn.Module, tables: nn.Module) -> tuple[str, ...]:
+    """The prefixes of the names of the tables' tensors in the model's ``state_dict``."""
+    named = model.named_modules(remove_duplicate=False)
+    return tuple(f"{name}." for name, module in named if module is tables)

@@ -1,8 +1,13 @@
-"""A model in training: its step, run directly or as a CUDA graph, and the state from which training can be resumed."""
+"""A model in training: its step, run directly or as a CUDA graph, and the state from which training can be resumed.
+
+On a GPU the loss and the optimizer of the network are compiled, so that a captured step at a small batch size has few
+launches. Runs whose networks have the same shapes share the compiled code.
+"""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,13 +21,13 @@ from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
 from ..ops.lagging import in_memory
 from .config import RunConfig
-from .layers import compiled_loss, dense_optimizer, update_
 from .model import autocast, logits_of
 from .processes import add_up_, average_gradients_, num_processes, share_of
 
 WARM_UP = 3  # steps before a graph is captured, in which kernels are compiled and memory is allocated
 STEPS_PER_GRAPH = 10  # steps per graph, so that filling its buffers and launching it costs little per step
 
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 capturing = threading.Lock()  # while a graph is captured, no other run may capture, warm up or draw random numbers
 
 
@@ -39,8 +44,8 @@ class Trial:
     """One model, its optimizers and its step.
 
     Tables are updated within the backward pass, so their gradients are never stored. All other parameters have torch's
-    optimizer. On a GPU the network's loss and that optimizer are compiled (``layers``) and captured, unless algorithms
-    must be deterministic, or several processes train together.
+    optimizer. On a GPU the network's loss and that optimizer are compiled and captured, unless algorithms must be
+    deterministic, or several processes train together.
 
     Args:
         config: optimizer, learning rate, batch size and precision.
@@ -233,3 +238,56 @@ def _check_same(name: str, tensor: Tensor | None, target: Tensor) -> None:
     if (tensor.dtype, tensor.shape) != (target.dtype, target.shape):
         stored, expected = (f"{each.dtype} {list(each.shape)}" for each in (tensor, target))
         raise ValueError(f"{name} is {stored} in the checkpoint and must be {expected}")
+
+
+def compiled_loss(model: nn.Module) -> Loss | None:
+    """The compiled mean log loss of dense features, vectors and labels; None if the model has no such ``logits``."""
+    if not (callable(getattr(model, "logits", None)) and hasattr(model, "embeddings")):
+        return None
+
+    def loss(dense: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+        logits: Tensor = model.logits(dense, vectors)  # type: ignore[operator]
+        return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+
+    return torch.compile(loss, dynamic=False)
+
+
+def dense_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch's optimizer for parameters with dense gradients. On a GPU ``update_`` takes its step."""
+    torch_class, lr = optim.CLASSES[config.optimizer].torch_class, config.learning_rate
+    on_gpu = any(p.is_cuda for p in parameters)
+    if torch_class is torch.optim.SGD:
+        return torch.optim.SGD(parameters, lr=lr, fused=True)
+    if torch_class is torch.optim.Adagrad:
+        return torch.optim.Adagrad(parameters, lr=lr, fused=not on_gpu)
+    options: dict[str, Any] = {"amsgrad": config.optimizer == "amsgrad", "fused": True, "capturable": on_gpu}
+    return torch_class(parameters, lr=lr, **options)
+
+
+def update_(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step that a CUDA graph can capture.
+
+    torch's Adagrad without options is five launches for its update, of a few large blocks each; compiled, it is one.
+    Its count of steps has no effect on the update and is not increased.
+    """
+    if not isinstance(optimizer, torch.optim.Adagrad):
+        optimizer.step()
+        return
+    for group in optimizer.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        sums = [optimizer.state[p]["sum"] for p in parameters]
+        _compiled_adagrad()(parameters, [p.grad for p in parameters], sums, group["lr"], group["eps"])
+
+
+@torch.no_grad()
+def adagrad_(parameters: list[Tensor], grads: list[Tensor], sums: list[Tensor], lr: float, eps: float) -> None:
+    """The update of ``torch.optim.Adagrad`` without decay of weights or learning rate."""
+    torch._foreach_addcmul_(sums, grads, grads)
+    roots = torch._foreach_sqrt(sums)
+    torch._foreach_add_(roots, eps)
+    torch._foreach_addcdiv_(parameters, grads, roots, -lr)
+
+
+@cache
+def _compiled_adagrad() -> Callable[..., None]:
+    return torch.compile(adagrad_, dynamic=False)  # here because it imports the compiler

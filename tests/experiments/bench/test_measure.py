@@ -16,7 +16,6 @@ from quorem.experiments.bench.grid import (
     PRESETS,
     SCHEMES,
     draw_ids,
-    groups,
     scheme_of,
 )
 
@@ -65,9 +64,10 @@ def test_ids_follow_their_distribution(how):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_measure_nothing_twice_and_what_the_targets_ask(preset):
     cells = [
-        (group.mode, scheme_of(p, group.scheme), group.dim, p, how, batch)
-        for group in groups(PRESETS[preset])
-        for how, batch, p in product(group.ids, group.batches, group.providers)
+        (mode, scheme_of(p, scheme), dim, p, how, batch)
+        for grid in PRESETS[preset]
+        for mode, scheme, dim, how, batch in product(grid.mode, grid.scheme, grid.dim, grid.ids, grid.batch)
+        for p in grid.providers(scheme)
     ]
     assert len(cells) == len(set(cells))
     wanted = product(MODES, ["QR(4)"], [16], ["fbgemm", "fbgemm_fastest", "fused"], ["zipf"], [1, 128, 2048, 16384])

@@ -1,14 +1,10 @@
-"""Rows of a benchmark as files, tables and plots; and the tables that documents show."""
+"""Rows of a benchmark as files and tables."""
 
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 from bench_rows import row
-from typer.testing import CliRunner
 
-from quorem.cli import app
 from quorem.experiments.bench import report
 
 ROOT = Path(__file__).parents[3]
@@ -57,26 +53,6 @@ def test_tables_name_the_setting_of_fbgemm():
         "`fbgemm_fastest`, FBGEMM row-wise Adagrad",
         "`fused`",
     ]
-
-
-def shown_tables() -> list[tuple[str, str, str]]:
-    """Document, command and text of every table that a document shows."""
-    cells = []
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
-        text = path.read_text(encoding="utf-8")
-        pattern = r"<!-- (quorem bench (?:(?!-->).)*?--table (?:(?!-->).)*?)\s-->\n(.*?)<!-- end -->\n"
-        cells += [(path.name, *match) for match in re.findall(pattern, text, re.DOTALL)]
-    return cells
-
-
-@pytest.mark.parametrize(("document", "line", "text"), shown_tables())
-def test_documents_show_what_the_result_files_hold(document, line, text, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert CliRunner().invoke(app, shlex.split(line)[1:]).output == text
-
-
-def test_documents_show_results():
-    assert "kernels.md" in {document for document, *_ in shown_tables()}
 
 
 def test_results_tell_where_they_come_from():

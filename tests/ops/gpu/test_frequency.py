@@ -12,13 +12,13 @@ from quorem.ops import gradients as truth_gradients
 from quorem.ops import lookup as truth
 from quorem.ops import replay as truth_replay
 from quorem.ops import rules as truth_rules
-from quorem.ops.layout import BASE, LIMIT, PITCH
+from quorem.ops.layout import LIMIT, PITCH
 from quorem.ops.rows import IdBatch, lookup_reads
 from quorem.ops.state import CATCHES_UP
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, lookup, places, replay, row_sums, rules, word_bytes
+from quorem.ops.gpu import gradients, host, lookup, places, replay, rules, word_bytes
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 N = 300
@@ -159,7 +159,10 @@ def test_steps(kind: str, rule: str, name: str) -> None:
         if rule in CATCHES_UP:
             replay.catch_up_(ids, fused, fused_state, layout, **options)
             truth_replay.catch_up_(ids, plain, plain_state, layout, **options)
-        extra = {"loss_scale": torch.tensor(2.0, device=DEVICE), "clip_value": 1.0} if step else {}
+        pitched = bool((layout.parts[..., PITCH] > 1).any())
+        extra = {"clip_value": 1.0} if step else {}
+        if step and not pitched:
+            extra["loss_scale"] = torch.tensor(2.0, device=DEVICE)
         rules.update_(grad, ids, fused, lr, fused_state, layout, **options, **extra)
         truth_rules.update_(grad, ids, plain, lr, plain_state, layout, **options, **extra)
     if rule in CATCHES_UP:
@@ -168,23 +171,6 @@ def test_steps(kind: str, rule: str, name: str) -> None:
     assert_close(fused - start, plain - start, torch.float64, "change of stored", slack=20)
     assert_close(fused_state[0].double(), plain_state[0].double(), torch.float64, "state", slack=20)
     assert (places.claims_of(fused, 0).place == places.UNCLAIMED).all()
-
-
-@pytest.mark.parametrize("number", [2, 9])
-def test_slots_that_share_rows_are_in_one_range(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = collection("shared")
-    known = host.host_layout(module.layout)
-    in_ranges = places.places_in_ranges(known, 9, False, number, 64)
-    firsts = [r.first_pair // known.parts.shape[1] for r in in_ranges.ranges]
-    bases = known.parts[..., BASE]
-    for first in firsts[1:]:
-        before, after = bases[:first].flatten(), bases[first:].flatten()
-        assert not torch.isin(before[before >= 0], after).any()
-    monkeypatch.setattr(row_sums, "places_of", lambda *args: in_ranges)
-    ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
-    expected = truth_gradients.backward(grad, IdBatch(ids), stored, module.layout)
-    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
-    assert_close(dense, expected, torch.float32, "gradient", slack=4)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

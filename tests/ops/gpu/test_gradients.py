@@ -5,16 +5,12 @@ import torch
 from gpu_cases import CUDA, DEVICE, assert_close, batch, collection, gradient, jagged, rule_state, scalar
 
 import quorem
-from quorem.data.shape import CARDINALITIES
 from quorem.ops import gradients as truth
-from quorem.ops import layout
-from quorem.ops import rules as truth_rules
 from quorem.ops.rows import IdBatch
-from quorem.ops.state import AdagradState
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import gradients, host, places, row_sums, rules
+from quorem.ops.gpu import gradients, host, places, rules
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 
@@ -69,21 +65,6 @@ def test_gradients_of_a_bag(d: int, b: int, dtype: torch.dtype, mean: bool) -> N
     assert_close(dsamples, expected, dtype, "sample_weights", slack=4)
 
 
-def test_jagged_batches_share_places() -> None:
-    """A batch has the places of a somewhat larger one, and leaves those past its end alone."""
-    module = collection(4, names="qr tiny pad wide")
-    stored, grad = module.stored.detach(), gradient(module, 9)
-    shared = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        bags = jagged(module, 9)
-        shared.append(places.rounded_up(len(bags.ids)) > len(bags.ids))
-        inputs = (grad, bags, stored, module.layout)
-        assert_close(gradients.backward(*inputs), truth.backward(*inputs), torch.float32, "gradient", slack=4)
-        assert no_claim_is_left(stored)
-    assert any(shared), "no batch is smaller than its places: the test shows nothing"
-
-
 def test_many_reads_of_one_row_in_half_precision() -> None:
     """Sums are in float32: in bfloat16 they would stop growing at 256."""
     module = quorem.EmbeddingCollection([quorem.Table("t", 5, 2, quorem.Full())], device=DEVICE, dtype=torch.bfloat16)
@@ -106,64 +87,6 @@ def test_the_default_device_does_not_matter() -> None:
         of_bags = gradients.backward(grad, bags, stored, module.layout)
     assert dense.device == of_bags.device == stored.device
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
-
-
-@pytest.mark.parametrize("number", [2, 9])
-def test_ranges_give_what_one_gives(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = collection(16)
-    ids, stored, grad = batch(module, 9), module.stored.detach(), gradient(module, 9)
-    in_ranges = places.places_in_ranges(host.host_layout(module.layout), 9, False, number, 64)
-    monkeypatch.setattr(row_sums, "places_of", lambda *args: in_ranges)
-    pairs = module.layout.parts.shape[:2].numel()
-    assert 1 < len(in_ranges.ranges) <= number and sum(r.num_pairs for r in in_ranges.ranges) == pairs
-    expected = truth.backward(grad, IdBatch(ids), stored, module.layout)
-    dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
-    assert_close(dense, expected, torch.float32, "gradient", slack=4)
-    _, constants = rule_state("adagrad", stored)
-    fused, plain = stored.clone(), stored.clone()
-    fused_state, plain_state = (AdagradState(torch.ones_like(stored), torch.tensor(0, device=DEVICE)) for _ in range(2))
-    options = {"rule": "adagrad", "constants": constants}
-    for _ in range(2):
-        rules.update_(grad, IdBatch(ids), fused, scalar(0.1), fused_state, module.layout, **options)
-        truth_rules.update_(grad, IdBatch(ids), plain, scalar(0.1), plain_state, module.layout, **options)
-    assert_close(fused - stored, plain - stored, torch.float32, "change of stored", slack=20)
-    assert int(fused_state.step) == int(plain_state.step) == 2  # a step counts once
-    assert no_claim_is_left(fused)
-
-
-def test_the_rows_of_a_tables_row_are_in_one_range() -> None:
-    module = collection(16, names="qr k3 cat")  # rows of 16 columns are two rows of ``stored``
-    known = host.host_layout(module.layout)
-    unit = places.units(known.slots, known.parts)
-    pitch, base = known.parts[..., layout.PITCH], known.parts[..., layout.BASE]
-    tables = torch.tensor([e.base for extents in module.extents for e in extents])
-    first = tables[torch.searchsorted(tables, base.clamp(min=0), right=True) - 1]
-    assert torch.equal(unit, torch.where(base >= 0, (base - first) % pitch, 0)) and unit.max() == 1
-    for number in (2, 3, 9):
-        for r in places.places_in_ranges(known, 9, False, number, 64).ranges:
-            assert not unit[r.first_pair // known.parts.shape[1]].any()
-
-
-@pytest.mark.parametrize(
-    ("d", "reads", "number"), [(16, 2048, 1), (16, 16384, 1), (16, 65536, 3), (64, 65536, 2), (128, 65536, 2)]
-)
-def test_a_step_needs_a_quarter_of_the_tables_at_most(d: int, reads: int, number: int) -> None:
-    """Beside tables and state: the vectors that it returns, the sums, their rows, and the claims kept between steps."""
-    specs = [quorem.QR(4).spec(n, d) for n in CARDINALITIES]
-    storage = layout.build(specs, [None] * len(specs))
-    stored = torch.empty(storage.num_rows, storage.width, device="meta")
-    ranges = places.places_of(stored, reads, False, host.host_layout(storage.layout)).ranges
-    vectors, sums = reads * len(storage.layout.slots) * d, max(r.num_places for r in ranges) * d
-    claims, rows = max(r.num_rows for r in ranges), max(r.num_places - r.num_direct for r in ranges)
-    assert 4 * (vectors + sums + claims + rows) <= stored.numel() * 4 / 4
-    assert len(ranges) == number
-
-
-def test_where_ranges_do_not_save_enough_there_is_one() -> None:
-    specs = [quorem.QR(4).spec(n, 16) for n in (100, 1000, 10000)]
-    storage = layout.build(specs, [None] * len(specs))
-    stored = torch.empty(storage.num_rows, storage.width, device="meta")
-    assert len(places.places_of(stored, 65536, False, host.host_layout(storage.layout)).ranges) == 1
 
 
 def test_empty_batches() -> None:

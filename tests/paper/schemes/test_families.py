@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import quorem
 from quorem import (
     QR,
     ChineseRemainder,
@@ -43,6 +42,7 @@ FAMILIES = [
 def any_scheme(draw: st.DrawFn) -> Scheme:
     """A scheme of any kind with options of any value."""
     options = {"permute": draw(st.none() | st.integers(0, 2**40)), "force": draw(st.booleans())}
+    options["width"] = draw(st.none() | st.integers(1, 64))
     many = st.integers(1, 10**6)
     composed = {"operation": draw(st.sampled_from(sorted(OPERATIONS)))}
     composed["dims"] = draw(st.none() | st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple))
@@ -204,12 +204,6 @@ def test_a_share_of_the_rows_is_spent(scheme: type[Scheme], n: int, k: int, c: i
         assert parts == scheme(k, num_rows=-(-n // c)).partitions_of(n)
 
 
-@pytest.mark.parametrize("scheme", FAMILIES, ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3, 60, 97, 1000])
-def test_families_are_complementary(scheme: Scheme, n: int) -> None:
-    assert is_complementary(scheme.partitions_of(n), n)
-
-
 def test_path_divides_its_collisions_among_the_levels() -> None:
     spec = Path(12, num_partitions=3).spec(12_000, 4)
     assert spec.shapes == ((1000, 4),) and spec.path_sizes == (4, 3)
@@ -311,7 +305,3 @@ def test_refusals(call: Callable[[], object], error: type[Exception], match: str
 def test_a_custom_scheme_may_share_vectors_on_purpose() -> None:
     table = Embedding(24, 4, Custom([Partition(1, 4), Partition(1, 6)], check=False))
     assert table.num_duplicates() == 24 - math.lcm(4, 6)
-
-
-def test_the_public_names_are_there() -> None:
-    assert all(hasattr(quorem, name) for name in quorem.__all__)

@@ -1,8 +1,7 @@
 """What a benchmark measures: its axes, its presets, and the ids for all providers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -39,17 +38,9 @@ class Grid:
     batch: tuple[int, ...] = (1, 128, 2048, 16384, 65536)
     dim: tuple[int, ...] = (16,)
 
-
-@dataclass(frozen=True)
-class Group:
-    """Cases that are measured together, with all their providers in memory."""
-
-    mode: str
-    scheme: str
-    dim: int
-    providers: tuple[str, ...]
-    ids: tuple[str, ...]
-    batches: tuple[int, ...]
+    def providers(self, scheme: str) -> list[str]:
+        """The providers to measure with a scheme: those with full tables with the first scheme only."""
+        return [p for p in self.provider if scheme == self.scheme[0] or p not in FULL]
 
 
 PRESETS: dict[str, tuple[Grid, ...]] = {
@@ -71,14 +62,6 @@ def chosen_grids(preset: str | None, device: torch.device, named: Axes) -> tuple
     if preset is None:
         preset = "full" if named else "h200" if device.type == "cuda" else "cpu"
     return tuple(dict.fromkeys(replace(grid, **named) for grid in PRESETS[preset]))
-
-
-def groups(grids: Sequence[Grid]) -> Iterator[Group]:
-    """What to measure, in order. Full tables are measured with a grid's first scheme only."""
-    for grid in grids:
-        for mode, dim, scheme in product(grid.mode, grid.dim, grid.scheme):
-            providers = tuple(p for p in grid.provider if scheme == grid.scheme[0] or p not in FULL)
-            yield Group(mode, scheme, dim, providers, grid.ids, grid.batch)
 
 
 def scheme_of(provider: str, scheme: str) -> str:

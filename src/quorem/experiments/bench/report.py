@@ -1,12 +1,13 @@
 """The rows of a benchmark as a CSV file with self-contained rows, and as tables in Markdown."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from .. import words
+from ..figures import grouped
 from .grid import FULL
 
 
@@ -81,20 +82,7 @@ def read(path: Path) -> list[Row]:
         return [Row(**{name: kinds[name](text) for name, text in line.items()}) for line in reader]
 
 
-def _time(row: Row, fused: Row | None) -> str:
-    """The median time, and its ratio to that of the fused kernels."""
-    ratio = "" if fused is None or fused is row else f" ({_short(row.median_us / fused.median_us)}x)"
-    return f"{_short(row.median_us)}{ratio}"
-
-
-def _floor(row: Row, fused: Row | None) -> str:
-    return f"{_short(row.gbps)} ({_short(row.ratio_to_floor)}x)"
-
-
-VALUES: dict[str, tuple[str, Callable[[Row, Row | None], str]]] = {
-    "time": ("median us (times fused)", _time),
-    "floor": ("GB/s of the bytes that must move (times the floor)", _floor),
-}
+VALUES = {"time": "median us (times fused)", "floor": "GB/s of the bytes that must move (times the floor)"}
 
 
 def tables(rows: Sequence[Row], value: str = "time") -> str:
@@ -104,7 +92,6 @@ def tables(rows: Sequence[Row], value: str = "time") -> str:
     """
     if not rows:
         return "Nothing was measured.\n"
-    what, cell = VALUES[value]
     first = rows[0]
     made = {"torch": first.torch, "Triton": first.triton, "Numba": first.numba, "FBGEMM": first.fbgemm}
     versions = ", ".join(f"{name} {version}" for name, version in made.items() if version)
@@ -112,18 +99,15 @@ def tables(rows: Sequence[Row], value: str = "time") -> str:
     text = [
         f"{first.device}; {versions}.",
         f"Measured at {runs}.",
-        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {what}.",
+        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {VALUES[value]}.",
     ]
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
         measured = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
         batches = sorted({row.batch for row in measured})
         table = [[f"{mode}, D = {dim}, {ids} ids", "tables", *(f"B = {b}" for b in batches)]]
-        lines: dict[tuple[str, str], dict[int, Row]] = {}
-        for row in measured:
-            lines.setdefault((_name(row), row.scheme), {})[row.batch] = row
-        for (name, scheme), line in lines.items():
-            shown = [cell(line[b], _fused(measured, line[b])) if b in line else "" for b in batches]
-            table.append([name, f"`{scheme}`", *shown])
+        for (name, scheme), line in grouped(measured, lambda row: (_name(row), row.scheme)).items():
+            cells = {row.batch: _cell(row, measured, value) for row in line}
+            table.append([name, f"`{scheme}`", *(cells.get(b, "") for b in batches)])
         text += ["", *words.table(table)]
     return "\n".join(text) + "\n"
 
@@ -134,10 +118,14 @@ def _name(row: Row) -> str:
     return ", ".join(filter(None, (f"`{row.provider}`", setting, "CUDA graph" * row.graph, row.optimizer)))
 
 
-def _fused(rows: Sequence[Row], row: Row) -> Row | None:
-    """The fused row to compare ``row`` with: of the same scheme, or of the first scheme if ``row`` has full tables."""
-    same = [r for r in rows if r.provider == "fused" and (r.batch, r.graph) == (row.batch, row.graph)]
-    return next((r for r in same if row.provider in FULL or r.scheme == row.scheme), None)
+def _cell(row: Row, rows: Sequence[Row], value: str) -> str:
+    """The text of a row. A time is compared with fused kernels of the same scheme, or of the first for full tables."""
+    if value == "floor":
+        return f"{_short(row.gbps)} ({_short(row.ratio_to_floor)}x)"
+    fused = [r for r in rows if r.provider == "fused" and (r.batch, r.graph) == (row.batch, row.graph)]
+    fused = [r for r in fused if row.provider in FULL or r.scheme == row.scheme]
+    ratio = f" ({_short(row.median_us / fused[0].median_us)}x)" if fused and fused[0] is not row else ""
+    return f"{_short(row.median_us)}{ratio}"
 
 
 def _short(x: float) -> str:

@@ -19,11 +19,12 @@ from ...files import provenance
 from ...modules.collection import EmbeddingCollection, Table
 from ...version import __version__
 from . import measure
-from .grid import ROTATION, SCHEMES, Grid, Group, draw_ids, groups, scheme_of
+from .grid import ROTATION, SCHEMES, Grid, draw_ids, scheme_of
 from .providers import BUILD, Contender, Skipped
 from .report import Row
 
 Say = Callable[[str], None]
+FAILURES = (ImportError, RuntimeError, AssertionError, NotImplementedError)  # of a provider that does not run here
 
 
 def facts_of_run(device: torch.device, command: str, commit: str | None = None) -> dict[str, Any]:
@@ -74,33 +75,40 @@ def rows(grids: Sequence[Grid], device: torch.device, *, quick: bool, say: Say, 
     facts = facts | {"copy_gbps": round(speed / 1e9, 2)}
     if device.type == "cpu" and hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         say(f"other processes are at work (load {os.getloadavg()[0]:.1f}): compare within this run only, if at all")
-    for group in groups(grids):
-        say(f"{group.mode}, {group.scheme}, D = {group.dim}")
+    for grid, mode, dim, scheme in [(g, *c) for g in grids for c in product(g.mode, g.dim, g.scheme)]:
+        where = f"{mode}, {scheme}, D = {dim}"
+        say(where)
         contenders = {}
-        for provider in group.providers:
+        for provider in grid.providers(scheme):
             try:
-                contenders[provider] = build(provider, group.scheme, group.mode, cardinalities, group.dim, device)
-            except (Skipped, ImportError, RuntimeError, AssertionError, NotImplementedError) as error:
-                _say_skipped(provider, group, error, say)
-        for how, batch in product(group.ids, group.batches):
+                contenders[provider] = build(provider, scheme, mode, cardinalities, dim, device)
+            except (Skipped, *FAILURES) as error:
+                say(f"skipped: {provider} in {where}: {_reason(error)}")
+        for how, batch in product(grid.ids, grid.batch):
             ids = [draw_ids(how, cardinalities, batch, seed=i).to(device) for i in range(ROTATION)]
-            calls = _calls(contenders, group, ids, say)
+            calls = []
+            for provider, contender in contenders.items():
+                try:
+                    calls += _calls(provider, contender, mode, ids)
+                except FAILURES as error:
+                    say(f"skipped: {provider} at B = {batch} in {where}: {_reason(error)}")
+                    _free(device)
             measure.time_in_turns(calls, device, effort, ROTATION)
             for call in calls:
-                scheme = scheme_of(call.name, group.scheme)
-                specs = [SCHEMES[scheme].spec(n, group.dim) for n in cardinalities]
+                stored = scheme_of(call.name, scheme)
+                specs = [SCHEMES[stored].spec(n, dim) for n in cardinalities]
                 yield Row(
-                    mode=group.mode,
+                    mode=mode,
                     provider=call.name,
-                    scheme=scheme,
+                    scheme=stored,
                     ids=how,
                     batch=batch,
-                    dim=group.dim,
+                    dim=dim,
                     graph=int(call.graph),
                     optimizer=contenders[call.name].optimizer,
                     setting=contenders[call.name].setting,
                     stored_bytes=4 * sum(spec.num_parameters for spec in specs),
-                    **_times(call, measure.bytes_to_move(specs, ids, group.mode), speed),
+                    **_times(call, measure.bytes_to_move(specs, ids, mode), speed),
                     **facts,
                 )
             del calls
@@ -155,25 +163,18 @@ def build(
     return contender
 
 
-def _say_skipped(provider: str, group: Group, error: Exception, say: Say, setting: str = "") -> None:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    say(f"skipped: {provider}{setting} in {group.mode}, {group.scheme}, D = {group.dim}: {reason}")
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _calls(contenders: dict[str, Contender], group: Group, ids: list[Tensor], say: Say) -> list[measure.Call]:
-    """The calls of all contenders, also as CUDA graphs where that is possible. All have run on each batch."""
-    calls = []
-    for provider, contender in contenders.items():
-        runs = [operation(group.mode, contender, batch) for batch in ids]
-        try:
-            for run in runs:
-                run()
-            calls.append(measure.Call(provider, rotation(runs)))
-            if ids[0].is_cuda and (group.mode == "forward" or contender.captures_step):
-                calls.append(measure.Call(provider, measure.captured(runs), count=len(runs), graph=True))
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            _say_skipped(provider, group, error, say, f" at B = {len(ids[0])}")
-            _free(ids[0].device)
+def _calls(provider: str, contender: Contender, mode: str, ids: list[Tensor]) -> list[measure.Call]:
+    """The eager call of a contender, and the CUDA graph where that is possible. Both have run on each batch."""
+    runs = [operation(mode, contender, batch) for batch in ids]
+    for run in runs:
+        run()
+    calls = [measure.Call(provider, rotation(runs))]
+    if ids[0].is_cuda and (mode == "forward" or contender.captures_step):
+        calls.append(measure.Call(provider, measure.captured(runs), count=len(runs), graph=True))
     return calls
 
 

@@ -6,7 +6,6 @@ Means have bars or bands of one standard deviation. Each network has a panel of 
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +19,8 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocato
 
 from ...files.atomic import replacing
 from .. import words
-from ..conditions import all_conditions
 from ..figures import Axes, Figure, Result
-from .lines import Line, coinciding, end_of, panels, span
+from .lines import Line, Panel, coinciding, panels
 from .styles import Style, styles
 from .tradeoff import front
 
@@ -58,21 +56,19 @@ def drawing(figure: Figure) -> Canvas:
     """
     if not figure.points:
         raise ValueError(f"figure ({figure.axes.name!r}) must have points to be drawn")
-    lines_by_network = panels(figure)
+    of_network = panels(figure)
     looks = styles(point.series for point in figure.points)
-    canvas, width = _canvas(len(lines_by_network)), PANEL[0] * len(lines_by_network)
+    canvas, width = _canvas(len(of_network)), PANEL[0] * len(of_network)
     handles: dict[str, Any] = {}
-    every = [line for lines in lines_by_network.values() for line in lines]
-    for panel, (network, lines) in zip(
-        canvas.subplots(1, len(lines_by_network), squeeze=False)[0], lines_by_network.items(), strict=True
-    ):
-        handles |= _fill(panel, figure.axes, lines, every, looks)
-        panel.set_title(_plain(words.network(network)), fontsize=11)
-        if same := coinciding(lines, log=figure.axes.y_log):
+    grid = canvas.subplots(1, len(of_network), squeeze=False)[0]
+    for plot, (network, panel) in zip(grid, of_network.items(), strict=True):
+        handles |= _fill(plot, figure.axes, panel, looks)
+        plot.set_title(_plain(words.network(network)), fontsize=11)
+        if same := coinciding(panel.lines, log=figure.axes.y_log):
             corner = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "fontsize": 8}
-            panel.annotate(_plain("; ".join(same)), (1, 1), **corner)
+            plot.annotate(_plain("; ".join(same)), (1, 1), **corner)
     if figure.axes.y != "parameters":
-        trained = "; ".join(conditions.text() for conditions in all_conditions(figure))
+        trained = "; ".join(map(str, figure.conditions()))
         canvas.suptitle(f"trained on {trained}", fontsize=9, color=TEXT)
     if handles:
         columns = max(1, min(len(handles), int(width / (0.7 + 0.085 * max(map(len, handles))))))
@@ -86,9 +82,7 @@ def figure_svgs(figure: Figure, looks: Mapping[str, Style], *, whole: bool = Fal
 
     The trade-off has no lines between its points, but a broad one through those that no other beats.
     """
-    lines_by_network = panels(figure)
-    every = [line for lines in lines_by_network.values() for line in lines]
-    return {name: _svg(figure.axes, lines, every, looks, whole=whole) for name, lines in lines_by_network.items()}
+    return {name: _svg(figure.axes, panel, looks) for name, panel in panels(figure, whole=whole).items()}
 
 
 def _canvas(num_panels: int) -> Canvas:
@@ -98,45 +92,33 @@ def _canvas(num_panels: int) -> Canvas:
     return canvas
 
 
-def _fill(
-    panel: Any,
-    axes: Axes,
-    lines: Sequence[Line],
-    every: Sequence[Line],
-    looks: Mapping[str, Style],
-    *,
-    whole: bool = False,
-) -> dict[str, Any]:
-    """Draw the lines of one panel, whose x axis spans ``every`` line; returns a handle for each series."""
+def _fill(plot: Any, axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> dict[str, Any]:
+    """Draw one panel; returns a handle for each series."""
     handles: dict[str, Any] = {}
-    end = None if whole else end_of(lines)
     numbers = {name: number for number, name in enumerate(looks)}
-    for line in lines:
-        handle = _draw(panel, line, looks[line.series], numbers[line.series], axes is not TRADEOFF, end)
+    for line in panel.lines:
+        handle = _draw(plot, panel, line, looks[line.series], numbers[line.series], axes is not TRADEOFF)
         handles.setdefault(line.series, handle)
-    log = axes.x_log and axes.x != "step"
-    marks = sorted({x for line in every if line.kind == "points" for x in line.x}) if axes.x == "x" else []
-    panel.set(xscale="log" if log else "linear", xlim=span(every, log=log))
-    _ticks(panel.xaxis, unit="B" if axes.x == "embedding_bytes" else "", marks=marks, log=log)
+    plot.set(xscale="log" if axes.x_log else "linear", xlim=panel.x_range)
+    unit, marks = "B" if axes.x == "embedding_bytes" else "", panel.marks if axes.x == "x" else []
+    _ticks(plot.xaxis, unit=unit, marks=marks, log=axes.x_log)
     if axes.y == "parameters" or axes.y_log:
-        reach = span(lines, log=axes.y_log, values="y", margin=0.08)
-        panel.set(yscale="log" if axes.y_log else "linear", ylim=reach if axes.y_log else [0.0, reach[1]])
-        _ticks(panel.yaxis, log=axes.y_log)
+        plot.set(**{"yscale": "log"} if axes.y_log else {"ylim": (0, None)})
+        _ticks(plot.yaxis, log=axes.y_log)
     else:
-        panel.ticklabel_format(axis="y", useOffset=False)
-        if end:
-            panel.set_ylim(*end)
-    panel.set_xlabel(_plain(axes.x_label), color=TEXT)
-    panel.set_ylabel(_plain(axes.y_label), color=TEXT)
-    panel.tick_params(colors=TEXT, labelsize=8.5)
-    panel.grid(color=GRID, lw=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[:].set_color(EDGE)
-    panel.spines[["top", "right"]].set_visible(False)
+        plot.ticklabel_format(axis="y", useOffset=False)
+        plot.set_ylim(panel.end)
+    plot.set_xlabel(_plain(axes.x_label), color=TEXT)
+    plot.set_ylabel(_plain(axes.y_label), color=TEXT)
+    plot.tick_params(colors=TEXT, labelsize=8.5)
+    plot.grid(color=GRID, lw=0.8)
+    plot.set_axisbelow(True)
+    plot.spines[:].set_color(EDGE)
+    plot.spines[["top", "right"]].set_visible(False)
     return handles
 
 
-def _draw(panel: Any, line: Line, look: Style, number: int, joined: bool, end: Sequence[float] | None) -> Any:
+def _draw(plot: Any, panel: Panel, line: Line, look: Style, number: int, joined: bool) -> Any:
     """Draw one line, and return its handle for the legend. The page finds what belongs to a series by its gid."""
     low = [y - s for y, s in zip(line.y, line.deviation, strict=True)]
     high = [y + s for y, s in zip(line.y, line.deviation, strict=True)]
@@ -144,27 +126,18 @@ def _draw(panel: Any, line: Line, look: Style, number: int, joined: bool, end: S
     spread = any(line.deviation)
     if line.kind == "level":
         if spread:
-            panel.axhspan(low[0], high[0], alpha=0.15, lw=0, **own)
-        return panel.axhline(line.y[0], ls="--", lw=1.4, **own)
+            plot.axhspan(low[0], high[0], alpha=0.15, lw=0, **own)
+        return plot.axhline(line.y[0], ls="--", lw=1.4, **own)
     if line.kind == "curve":
         if spread:
-            panel.fill_between(line.x, low, high, alpha=0.18, lw=0, **own)
-        shown = _within(line, end)
-        panel.plot(shown.x, shown.y, lw=0, marker="o", ms=2.5, **dots)
-        return panel.plot(line.x, line.y, lw=1.5, **own)[0]
+            plot.fill_between(line.x, low, high, alpha=0.18, lw=0, **own)
+        shown = panel.shown(line)
+        plot.plot(shown.x, shown.y, lw=0, marker="o", ms=2.5, **dots)
+        return plot.plot(line.x, line.y, lw=1.5, **own)[0]
     if spread:
-        panel.vlines(line.x, low, high, lw=1, **own)
+        plot.vlines(line.x, low, high, lw=1, **own)
     mark = {"marker": look.marker, "ms": 8 if look.marker == "*" else 5, "lw": 1.3 if joined else 0}
-    return panel.plot(line.x, line.y, **mark, **dots)[0]
-
-
-def _within(line: Line, reach: Sequence[float] | None) -> Line:
-    """A curve without the losses that are out of a range."""
-    if reach is None or line.kind != "curve":
-        return line
-    kept = [k for k, y in enumerate(line.y) if reach[0] <= y <= reach[1]]
-    x, y, deviation = ([values[k] for k in kept] for values in (line.x, line.y, line.deviation))
-    return replace(line, x=x, y=y, deviation=deviation)
+    return plot.plot(line.x, line.y, **mark, **dots)[0]
 
 
 def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool = False) -> None:
@@ -181,49 +154,32 @@ def _ticks(axis: Any, *, unit: str = "", marks: Sequence[float] = (), log: bool 
     axis.set_major_formatter(EngFormatter(unit) if unit or high >= 1e4 else StrMethodFormatter("{x:,.6g}"))
 
 
-def _svg(
-    axes: Axes,
-    lines: Sequence[Line],
-    every: Sequence[Line],
-    looks: Mapping[str, Style],
-    *,
-    whole: bool = False,
-) -> str:
+def _svg(axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> str:
     """One panel as SVG: colours are variables, a group has its series, and a point the text that the page shows."""
     canvas, file = _canvas(1), io.StringIO()
-    panel = canvas.subplots()
-    _fill(panel, axes, lines, every, looks, whole=whole)
+    plot = canvas.subplots()
+    _fill(plot, axes, panel, looks)
     if axes is TRADEOFF:
-        best = front(point for line in lines for point in line.points)
-        x = [*(point.embedding_bytes for point in best), panel.get_xlim()[1]]
+        best = front(point for line in panel.lines for point in line.points)
+        x = [*(point.embedding_bytes for point in best), panel.x_range[1]]
         y = [words.or_nan(point.test_mean) for point in (*best, best[-1])]
-        panel.step(x, y, where="post", lw=5, color=FRONT, alpha=0.35, zorder=1)
-    salt = repr((axes, lines, whole))  # several SVGs in one page must not share ids
+        plot.step(x, y, where="post", lw=5, color=FRONT, alpha=0.35, zorder=1)
+    salt = repr((axes, panel))  # several SVGs in one page must not share ids
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         canvas.savefig(file, format="svg", transparent=True, metadata=nothing)
-    end = None if whole else end_of(lines)
-    texts = [
-        iter([text for line in lines if line.series == name for text in _texts(_within(line, end), axes)])
-        for name in looks
-    ]
-    return _themed(file.getvalue(), texts)
+    texts: dict[str, list[str]] = {name: [] for name in looks}
+    for line in panel.lines:
+        if line.kind != "level":
+            shown = panel.shown(line)
+            places = zip(shown.points, shown.x, shown.y, shown.deviation, strict=True)
+            texts[line.series] += [about(*place, axes) for place in places]
+    return _themed(file.getvalue(), [iter(own) for own in texts.values()])
 
 
-def _texts(line: Line, axes: Axes) -> list[str]:
-    if line.kind == "level":
-        return []
-    if line.kind == "points":
-        return [about(point, axes) for point in line.points]
-    point = line.points[0]
-    return [
-        about(point, axes, f"step {step:,.0f}, {axes.y_label} {words.mean_text(mean, sd, point.trials)}")
-        for step, mean, sd in zip(line.x, line.y, line.deviation, strict=True)
-    ]
-
-
-def about(point: Result, axes: Axes, detail: str = "") -> str:
-    """What the page shows about a point, in lines."""
+def about(point: Result, x: float, y: float, deviation: float, axes: Axes) -> str:
+    """What the page shows about a point, or about a step of its curve, in lines."""
+    step = f"step {x:,.0f}, {axes.y_label} {words.mean_text(y, deviation, point.trials)}"
     losses = [
         f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
         f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
@@ -233,7 +189,7 @@ def about(point: Result, axes: Axes, detail: str = "") -> str:
         f"{point.series} · {words.network(point.network)}",
         *words.settings(point),
         *([f"{axes.x_label} {point.x:g}"] if axes.x == "x" and point.x is not None else []),
-        *([detail] if detail else []),
+        *([step] if axes.x == "step" else []),
         *(losses if point.trials else ["not trained: parameters only"]),
         f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
         f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",

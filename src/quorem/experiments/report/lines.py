@@ -8,25 +8,59 @@ from typing import Literal
 from ..figures import Axes, Figure, Result, grouped
 from ..words import NETWORK_NAMES, or_nan
 
+Kind = Literal["points", "curve", "level"]
+Place = tuple[Result, float, float | None, float | None]  # a point of the figure, x, y and the deviation of y
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Line:
-    """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level`` without x.
+    """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level``, whose x is no x.
 
-    ``deviation`` has the deviation of each y; zero if there is none.
+    Each coordinate has its point of the figure; ``deviation`` is zero if there is none.
     """
 
     series: str
-    kind: Literal["points", "curve", "level"]
+    kind: Kind
     points: Sequence[Result]
     x: Sequence[float]
     y: Sequence[float]
     deviation: Sequence[float]
 
+    def within(self, reach: Sequence[float]) -> "Line":
+        """The line without what lies out of a range of y."""
+        every = zip(self.points, self.x, self.y, self.deviation, strict=True)
+        return _line(self.series, self.kind, (place for place in every if reach[0] <= place[2] <= reach[1]))
 
-def panels(figure: Figure) -> dict[str, list[Line]]:
-    """The lines of each network; points without finite coordinates are left out."""
-    return {network: _lines(figure.axes, points) for network, points in by_network(figure.points).items()}
+
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn of one network.
+
+    Args:
+        lines: its lines; points without finite coordinates are left out.
+        x_range: the least and greatest x, the same in all panels of a figure.
+        marks: the x of the points of all panels.
+        end: the range of y that shows the end of training; None shows all.
+    """
+
+    lines: list[Line]
+    x_range: tuple[float, float]
+    marks: list[float]
+    end: list[float] | None
+
+    def shown(self, line: Line) -> Line:
+        """A line of this panel without what lies out of the range of y."""
+        return line.within(self.end) if self.end else line
+
+
+def panels(figure: Figure, *, whole: bool = False) -> dict[str, Panel]:
+    """A panel for each network; ``whole`` shows all of a training instead of its end."""
+    axes = figure.axes
+    lines = {network: _lines(axes, points) for network, points in by_network(figure.points).items()}
+    every = [line for own in lines.values() for line in own]
+    marks = sorted({x for line in every if line.kind == "points" for x in line.x})
+    x_range = span(every, log=axes.x_log)
+    return {name: Panel(own, x_range, marks, None if whole else end_of(own)) for name, own in lines.items()}
 
 
 def by_network(points: Iterable[Result]) -> dict[str, list[Result]]:
@@ -39,59 +73,43 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
     lines = []
     for series, members in grouped(points, lambda point: point.series).items():
         if axes.x == "step":
-            lines += [_curve(point) for point in members if point.curve]
+            lines += [_line(series, "curve", [(point, *step) for step in point.curve]) for point in members]
             continue
-        members = [point for point in members if math.isfinite(_y(axes, point)[0])]
-        levels = [point for point in members if _is_level(axes, point)]
-        along_x = [p for p in members if not _is_level(axes, p) and (_x(axes, p) > 0 or not axes.x_log)]
-        if along_x:
-            lines.append(_line(axes, series, "points", sorted(along_x, key=lambda p: _x(axes, p))))
-        lines += [_line(axes, series, "level", [point]) for point in levels]
-    return lines
+        are_levels = grouped(members, lambda p: p.x is None and (axes.x == "x" or p.series == axes.baseline))
+        along_x = [(point, _x(axes, point), *_y(axes, point)) for point in are_levels.get(False, [])]
+        shown = [place for place in along_x if place[1] > 0 or not axes.x_log]
+        lines.append(_line(series, "points", sorted(shown, key=lambda place: place[1])))
+        lines += [_line(series, "level", [(point, 0.0, *_y(axes, point))]) for point in are_levels.get(True, [])]
+    return [line for line in lines if line.points]
 
 
-def _is_level(axes: Axes, point: Result) -> bool:
-    return point.x is None and (axes.x == "x" or point.series == axes.baseline)
-
-
-def _line(axes: Axes, series: str, kind: Literal["points", "level"], points: Sequence[Result]) -> Line:
-    y, deviation = zip(*(_y(axes, point) for point in points), strict=True)
-    x = [_x(axes, point) for point in points] if kind == "points" else []
-    return Line(series=series, kind=kind, points=points, x=x, y=y, deviation=deviation)
-
-
-def _curve(point: Result) -> Line:
-    rows = [(step, mean, _finite(sd)) for step, loss, sd in point.curve if math.isfinite(mean := or_nan(loss))]
-    x, y, deviation = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
-    return Line(series=point.series, kind="curve", points=[point], x=x, y=y, deviation=deviation)
+def _line(series: str, kind: Kind, places: Iterable[Place]) -> Line:
+    rows = [(point, x, y, _finite(sd)) for point, x, mean, sd in places if math.isfinite(y := or_nan(mean))]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    return Line(series, kind, *columns)
 
 
 def _x(axes: Axes, point: Result) -> float:
     return float({"x": point.x, "parameters": point.parameters, "embedding_bytes": point.embedding_bytes}[axes.x] or 0)
 
 
-def _y(axes: Axes, point: Result) -> tuple[float, float]:
-    if axes.y == "parameters":
-        return float(point.parameters), 0.0
-    mean, deviation = point.loss(axes.y)
-    return or_nan(mean), _finite(deviation)
+def _y(axes: Axes, point: Result) -> tuple[float | None, float | None]:
+    return (float(point.parameters), None) if axes.y == "parameters" else point.loss(axes.y)
 
 
 def _finite(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def span(lines: Iterable[Line], *, log: bool, values: Literal["x", "y"] = "x", margin: float = 0.04) -> list[float]:
-    """The least and greatest coordinate with a margin; on a logarithmic axis only positive ones count."""
-    coordinates = [v for line in lines for v in (line.x if values == "x" else line.y) if v > 0 or not log]
-    if not coordinates:
-        return [0.5, 2.0] if log else [0.0, 1.0]
-    low, high = min(coordinates), max(coordinates)
+def span(lines: Iterable[Line], *, log: bool) -> tuple[float, float]:
+    """The least and greatest x with a margin; on a logarithmic axis only positive ones count."""
+    every = [x for line in lines if line.kind != "level" for x in line.x if x > 0 or not log]
+    low, high = (min(every), max(every)) if every else (1.0, 1.0)
     if log:
-        room = (high / low) ** margin if high > low else 2.0
-        return [low / room, high * room]
-    room = (high - low) * margin or abs(low) * 0.1 or 0.5
-    return [low - room, high + room]
+        room = (high / low) ** 0.04 if high > low else 2.0
+        return low / room, high * room
+    room = (high - low) * 0.04 or abs(low) * 0.1 or 0.5
+    return low - room, high + room
 
 
 def end_of(lines: Iterable[Line]) -> list[float] | None:
@@ -112,21 +130,19 @@ def end_of(lines: Iterable[Line]) -> list[float] | None:
 def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
     """Series that are drawn on top of each other, such as ``"add ≈ mult"``.
 
-    Their distance is at most 0.4% of the height of the plot at every x.
+    Their distance is at most 0.4% of the height of all lines at every x.
     """
-    low, high = span(lines, log=log, values="y")
-    height = math.log(high / low) if log else high - low
+    height = math.log if log else float
+    every = [height(y) for line in lines for y in line.y] or [0.0]
+    limit = 0.004 * (max(every) - min(every))
+
+    def coincide(one: Line, other: Line) -> bool:
+        distances = (abs(height(a) - height(b)) for a, b in zip(one.y, other.y, strict=False))
+        return (one.kind, one.x) == (other.kind, other.x) and max(distances) <= limit
+
     groups: list[list[Line]] = []
     for line in lines:
-        group = next((g for g in groups if _distance(g[0], line, log) <= 0.004 * height), None)
+        group = next((g for g in groups if coincide(g[0], line)), None)
         groups.append([line]) if group is None else group.append(line)
     names = [dict.fromkeys(line.series for line in group) for group in groups]
     return [" ≈ ".join(series) for series in names if len(series) > 1]
-
-
-def _distance(one: Line, other: Line, log: bool) -> float:
-    """The greatest distance of two lines in y; infinite if their kinds or x coordinates differ."""
-    if one.kind != other.kind or list(one.x) != list(other.x):
-        return math.inf
-    pairs = zip(one.y, other.y, strict=True)
-    return max((abs(math.log(a / b)) if log else abs(a - b) for a, b in pairs), default=math.inf)

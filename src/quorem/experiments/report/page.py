@@ -9,10 +9,9 @@ from pathlib import Path
 
 from ...files.atomic import write
 from .. import words
-from ..conditions import all_conditions, conditions_of, split
 from ..figures import Figure, Made, Result, grouped
 from .charts import DARK, TRADEOFF, figure_svgs, variable
-from .lines import by_network, coinciding, end_of, panels
+from .lines import by_network, coinciding, panels
 from .styles import Style, styles
 from .tables import PointRow, all_points, copyable, hidden_layers, swatch, winners_table
 from .tradeoff import distinct, is_clear, is_full
@@ -25,7 +24,7 @@ def page(figures: Sequence[Figure], out: Path, *, headline: str = "") -> None:
     """Write one self-contained HTML file, which opens without a network.
 
     Args:
-        figures: the figures in the order of the page; figures of one dataset, ``made["data"]``, are grouped.
+        figures: the figures in the order of the page; those of one dataset are grouped.
         out: the file.
         headline: the first sentence of the page.
 
@@ -40,14 +39,13 @@ def page(figures: Sequence[Figure], out: Path, *, headline: str = "") -> None:
 
 def html(figures: Sequence[Figure], headline: str = "") -> str:
     """The page as text."""
-    figures = [part for figure in figures for part in split(figure)]
     looks = styles(point.series for figure in figures for point in figure.points)
     groups = sections(figures)
     rows = [
         PointRow(
             ", ".join(point.runs) if figure.axes.name == "runs" else short_name(figure),
             name,
-            conditions_of(point, figure.made).rows,
+            figure.conditions_of(point).rows,
             point,
         )
         for name, members in groups.items()
@@ -101,26 +99,25 @@ def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
 
     A heading names the conditions if a dataset has several, and a part of the identity if datasets have equal names.
     """
-    groups = grouped([f for f in figures if f.points], lambda f: (f.made.data.identity, tuple(all_conditions(f))))
-    for figure in figures:
-        if not figure.points:  # it joins others of its data
-            identity = figure.made.data.identity
-            groups.setdefault(next((key for key in groups if key[0] == identity), (identity, ())), []).append(figure)
-    names = {identity: members[0].made.data.name for (identity, _), members in groups.items()}
+    first = {f.made.data.identity: _trained_on([f]) for f in reversed(figures) if f.points}
+    groups = grouped(
+        figures,  # one without points joins the first others of its data
+        lambda f: (f.made.data.identity, _trained_on([f]) or first.get(f.made.data.identity, "")),
+    )
+    identities = [identity for identity, _ in groups]
+    names = {f.made.data.identity: f.made.data.name for f in figures}
     headings = {}
-    for (identity, _), members in groups.items():
+    for (identity, trained), members in groups.items():
         heading = names[identity]
         if list(names.values()).count(heading) > 1:
             heading += f" ({identity[:8]})"
-        if sum(key[0] == identity for key in groups) > 1:
-            heading += f": {_trained_on(members)}"
-        headings[heading] = members
+        headings[f"{heading}: {trained}" if identities.count(identity) > 1 else heading] = members
     return headings
 
 
 def _trained_on(figures: Sequence[Figure]) -> str:
     """Rows, epochs and batch size of the figures, in words."""
-    return "; ".join(dict.fromkeys(conditions.text() for figure in figures for conditions in all_conditions(figure)))
+    return "; ".join(dict.fromkeys(str(conditions) for figure in figures for conditions in figure.conditions()))
 
 
 def short_name(figure: Figure) -> str:
@@ -140,14 +137,9 @@ def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[s
     return f'<section id="d{number}" aria-labelledby="d{number}h">{head}{inner}</section>'
 
 
-def _varies(figures: Sequence[Figure]) -> bool:
-    """Whether the runs of the figures were trained under different conditions, so that no best can be named."""
-    return len({conditions for figure in figures for conditions in all_conditions(figure)}) > 1
-
-
 def _is_compared(figures: Sequence[Figure]) -> bool:
     """Whether loss can be compared against bytes: several settings, all trained under the same conditions."""
-    return len(distinct(figures)) > 1 and not _varies(figures)
+    return len(distinct(figures)) > 1 and len({c for figure in figures for c in figure.conditions()}) == 1
 
 
 def _tradeoff(number: int, figures: Sequence[Figure], looks: Mapping[str, Style]) -> str:
@@ -170,11 +162,11 @@ def _figure(key: str, figure: Figure, looks: Mapping[str, Style]) -> str:
     trained = f"trained on {_trained_on([figure])}" if figure.points and axes.y != "parameters" else ""
     text = _claim(figure) + _measured(figure)
     aside = f'<div class="aside">{text}</div>' if text else ""
-    lines = [line for lines in panels(figure).values() for line in lines]
+    of_network = panels(figure).values()
     body = _notes(figure) if figure.points else '<p class="note">No point of this figure is trained yet.</p>'
-    if any(line.points for line in lines):
+    if any(panel.lines for panel in of_network):
         drawn = _panels(figure_svgs(figure, looks), f"{name}: {title}")
-        if end_of(lines):
+        if any(panel.end for panel in of_network):
             whole = _panels(figure_svgs(figure, looks, whole=True), f"{name}: {title}, all of training")
             drawn += f"<details><summary>Show all of training</summary>{whole}</details>"
         body = _legend(figure.points, looks) + drawn + body
@@ -198,7 +190,7 @@ def _claim(figure: Figure) -> str:
 
 def _measured(figure: Figure) -> str:
     """The best result of each network in a sentence, to be shown beside the paper's claim."""
-    if figure.axes.y == "parameters" or _varies([figure]):
+    if figure.axes.y == "parameters" or len(figure.conditions()) > 1:
         return ""
     rows = []
     for network, members in by_network(figure.points).items():
@@ -231,17 +223,18 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
 def _notes(figure: Figure) -> str:
     """What the plot does not show: lines on top of each other, and missing trials or points."""
     texts: dict[str, list[str]] = {}
-    for network, lines in panels(figure).items():
-        for text in coinciding(lines, log=figure.axes.y_log):
+    drawn: set[int] = set()
+    for network, panel in panels(figure).items():
+        drawn |= {id(point) for line in panel.lines for point in line.points}
+        for text in coinciding(panel.lines, log=figure.axes.y_log):
             texts.setdefault(text, []).append(words.network(network))
     listed = "; ".join(f"{text} ({' and '.join(names)})" for text, names in texts.items())
     said = [f"Drawn on top of each other: {listed}"] if texts else []
     missing, failed = sum(p.missing for p in figure.points), sum(p.failed for p in figure.points)
-    undrawn = len(figure.points) - sum(len(line.points) for lines in panels(figure).values() for line in lines)
     if missing:
         every = missing + sum(map(words.finished, figure.points))
         said.append(f"{missing:,} of {every:,} trials are missing" + (f", {failed:,} of them failed" if failed else ""))
-    if undrawn:
+    if undrawn := len(figure.points) - len(drawn):
         short = ", since they trained for fewer steps than one mean of the loss takes" * (figure.axes.x == "step")
         said.append(f"{undrawn:,} of {len(figure.points):,} points have nothing to draw{short}")
     return "".join(f'<p class="note">{escape(text)}.</p>' for text in said)

@@ -16,13 +16,12 @@ except ModuleNotFoundError as error:
 from .checkpoint import load, save
 from .collections import EmbeddingBagCollection, EmbeddingCollection
 from .plans import constraints
-from .state import copy_state_, from_collection, to_collection
+from .state import copy_state_, to_collection
 
 __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingCollection",
     "constraints",
-    "from_collection",
     "to_collection",
     "copy_state_",
     "save",

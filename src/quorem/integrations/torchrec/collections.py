@@ -16,11 +16,9 @@ from ...modules.path_networks import PathNetworks
 from ...paper import init
 from ..features import Feature, StoredTable, features_of
 from ..shards import Shards, balanced_shards
-from .compose import Pooled, Unpooled
-from .gathered import Gathered, GatheredBags
+from .compose import Gathered, GatheredBags, Pooled, Unpooled
 from .init import Uniform
-from .rows import RowNumbers
-from .unique_rows import UniqueRows
+from .rows import RowNumbers, UniqueRows
 
 CPU = torch.device("cpu")
 REPLICATED = ShardingType.DATA_PARALLEL.value

@@ -1,6 +1,6 @@
 """Constraints by which TorchRec's planner handles composed tables well."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.types import ParameterConstraints
 
-from ..features import StoredTable
-from ..scale import traffic_of, traffic_of_shards
+from ..features import Feature, StoredTable
 from ..shards import distinct_rows
 from .collections import REPLICATED, Collection
-from .unique_rows import UniqueRows
+from .rows import UniqueRows
 
 
 def constraints(
@@ -27,9 +26,11 @@ def constraints(
 ) -> dict[str, ParameterConstraints]:
     """Constraints for ``EmbeddingShardingPlanner``: how many rows a sample reads, and which tables are replicated.
 
-    A table is replicated (data-parallel) if it has at most half as many rows as a rank would send vectors for it
-    (``scale.is_replicated``). All others may have any other sharding type that TorchRec has for the device. Unpooled
-    tables are never replicated on the CPU, where FBGEMM would pool them (torchrec#1255).
+    A table is replicated (data-parallel) if it has at most half as many rows as a rank would send vectors for it: then
+    at most half as many bytes are sent, for the gradient of the whole table. The factor of two makes up for the
+    optimizer, which passes over all rows of a replicated table in every step. All others may have any other sharding
+    type that TorchRec has for the device. Unpooled tables are never replicated on the CPU, where FBGEMM would pool them
+    (torchrec#1255).
 
     Args:
         model: a model with collections of ``quorem.integrations.torchrec``, not yet sharded.
@@ -57,26 +58,40 @@ def constraints(
         raise ValueError(f"ids_per_sample names {', '.join(map(repr, extra))} but must name features of the model")
     by_table: dict[str, ParameterConstraints] = {}
     for collection in collections:
-        rows, unpooled = collection.rows, set[StoredTable]()
+        rows, unpooled, replicated = collection.rows, set[StoredTable](), set[StoredTable]()
         if isinstance(rows, UniqueRows):  # no shard is replicated, since a row is sent once however often it is read
             distinct = distinct_rows(rows.features, rows.id_lists, collection.tables, batch_size, ids_per_sample)
-            traffic = traffic_of_shards(rows.shards, distinct, batch_size)
+            reads = {table: [sum(distinct[part.name] for part in table.parts) / batch_size] for table in rows.stored}
         else:
-            traffic = traffic_of(rows.features, batch_size, ids_per_sample, replicate=True)
+            reads, vectors = _traffic(rows.features, ids_per_sample)
             of_keys = {key: table for f in rows.features for key, table in zip(f.keys, f.stored, strict=True)}
             unpooled = {table for key, table in of_keys.items() if key not in rows.bags}
-        for table, reads, _, _, replicated in traffic:
+            replicated = {table for table in reads if table.num_rows <= batch_size * vectors[table] / 2}
+            if device_type == "cpu":
+                replicated -= unpooled
+        for table, rows_read in reads.items():
             sharder = EmbeddingCollectionSharder() if table in unpooled else EmbeddingBagCollectionSharder()
-            types = _types(sharder, table.width, device_type)
-            if replicated and (table not in unpooled or device_type != "cpu"):
-                types = [REPLICATED]
             by_table[table.name] = ParameterConstraints(
-                sharding_types=types,
-                pooling_factors=list(reads),
+                sharding_types=[REPLICATED] if table in replicated else _types(sharder, table.width, device_type),
+                pooling_factors=rows_read,
                 is_weighted=rows.weighted and not isinstance(rows, UniqueRows),
                 bounds_check_mode=BoundsCheckMode.NONE,  # row numbers are in range by construction
             )
     return by_table
+
+
+def _traffic(
+    features: Sequence[Feature], ids_per_sample: Mapping[str, float]
+) -> tuple[dict[StoredTable, list[float]], dict[StoredTable, float]]:
+    """For each stored table, how many rows a sample reads by each key, and how many vectors are sent for it."""
+    reads: dict[StoredTable, list[float]] = {}
+    vectors: dict[StoredTable, float] = {}
+    for f in features:
+        ids = ids_per_sample.get(f.name, 1)
+        for rows, table in zip(f.rows_per_id.values(), f.stored, strict=True):
+            reads.setdefault(table, []).append(ids * rows)
+            vectors[table] = vectors.get(table, 0) + (1 if f.summed else ids * rows)  # pooled, or a vector for each row
+    return reads, vectors
 
 
 def _types(sharder: Any, width: int, device_type: str) -> list[str]:

@@ -9,23 +9,26 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ...checks import InvalidIdMode, check_ids
-from ..features import Feature, PartReads, StoredTable
+from ..features import Feature, StoredTable
+from ..shards import Shards
 
 
 class Ids(NamedTuple):
     """A feature's ids in a batch."""
 
-    ids: Tensor  # [N]
+    ids: Tensor  # [N]; the distinct ids of the batch where rows are sent once
     lengths: Tensor  # [B]
-    weights: Tensor | None  # [N]
-    used: Tensor | None  # bool [N, K]: which parts of the table each id reads; None where it reads all
+    weights: Tensor | None  # one for each id of the bags
+    used: Tensor | None = None  # bool [N, K]: which parts of the table each id reads; None where it reads all
+    inverse: Tensor | None = None  # where rows are sent once: for each id of the bags, its position in ``ids``
+    positions: tuple[Tensor, ...] = ()  # and for each part, the positions among its shard's rows of the rows read
 
 
 class RowBatch(NamedTuple):
     """A batch of row numbers, as TorchRec's collections take them."""
 
     bags: KeyedJaggedTensor | None
-    vectors: tuple[KeyedJaggedTensor, ...]  # one for each collection of unpooled vectors
+    vectors: tuple[KeyedJaggedTensor, ...]  # one for each collection of unpooled vectors, or of shards
     features: tuple[Ids, ...]
     id_lists: Tensor  # the lists of hot and cold ids
 
@@ -81,19 +84,36 @@ class RowNumbers(nn.Module):
             IndexError: if an id on the CPU is outside its table.
         """
         self._check(features)
-        self._move_id_lists(features)
-        batches = self._batches(features)
-        jagged: dict[str, Jagged] = {}
-        masks = self._unread([batch.ids for batch in batches])
-        for i, (f, batch, unread) in enumerate(zip(self.features, batches, masks, strict=True)):
-            ids = batch.ids if unread is None else batch.ids.clamp(0, f.spec.num_embeddings - 1)
+        if self.id_lists.device != features.device():
+            self.id_lists = self.id_lists.to(features.device())
+        batches, rows = self._ids(features), []
+        for i, (f, unread) in enumerate(
+            zip(self.features, self._unread([batch.ids for batch in batches]), strict=True)
+        ):
+            ids = batches[i].ids if unread is None else batches[i].ids.clamp(0, f.spec.num_embeddings - 1)
             reads = f.reads(ids, self.id_lists)
+            used = reads.used
             if unread is not None:
                 read = unread.logical_not()[:, None].expand(-1, len(reads.rows))
-                reads = reads._replace(used=read if reads.used is None else reads.used & read)
-            batches[i] = batch._replace(used=reads.used)
-            jagged.update(zip(f.keys, _jagged(f, reads, batch), strict=True))
-        stride = features.stride()
+                used = read if used is None else used & read
+            batches[i] = batches[i]._replace(used=used)
+            rows.append(reads.rows)
+        return self._row_batch(batches, rows, features.stride())
+
+    def _ids(self, features: KeyedJaggedTensor) -> list[Ids]:
+        """Each feature's ids."""
+        batches = []
+        for f in self.features:
+            jagged = features[f.name]
+            weights = jagged.weights() if self.weighted else None
+            batches.append(Ids(f.ids_of_table(jagged.values()), jagged.lengths(), weights))
+        return batches
+
+    def _row_batch(self, batches: list[Ids], rows: list[list[Tensor]], stride: int) -> RowBatch:
+        """The row numbers under TorchRec's keys; ``rows`` has, for each feature and part, the row of each id."""
+        jagged: dict[str, Jagged] = {}
+        for f, batch, of_parts in zip(self.features, batches, rows, strict=True):
+            jagged.update(zip(f.keys, _jagged(f, batch, of_parts), strict=True))
         bags = _keyed(self.bags, jagged, stride) if self.bags else None
         vectors = tuple(_keyed(keys, jagged, stride, weighted=False) for keys in self.vectors)
         return RowBatch(bags, vectors, tuple(batches), self.id_lists)
@@ -112,19 +132,6 @@ class RowNumbers(nn.Module):
     def stored(self) -> list[StoredTable]:
         """TorchRec's tables."""
         return list({stored.name: stored for f in self.features for stored in f.stored}.values())
-
-    def _move_id_lists(self, features: KeyedJaggedTensor) -> None:
-        if self.id_lists.device != features.device():
-            self.id_lists = self.id_lists.to(features.device())
-
-    def _batches(self, features: KeyedJaggedTensor) -> list[Ids]:
-        """Each feature's ids."""
-        batches = []
-        for f in self.features:
-            jagged = features[f.name]
-            weights = jagged.weights() if self.weighted else None
-            batches.append(Ids(f.ids_of_table(jagged.values()), jagged.lengths(), weights, None))
-        return batches
 
     def _unread(self, ids: Sequence[Tensor]) -> list[Tensor | None]:
         """For each feature, which of its ids are padding or out of range, so that they read no row; None if none is."""
@@ -151,6 +158,81 @@ class RowNumbers(nn.Module):
             warnings.warn(f"{num_outside} ids out of range in {tables}: each gave a vector of zeros", stacklevel=2)
 
 
+class UniqueRows(RowNumbers):
+    """Maps ids to the distinct rows of a batch, in the few TorchRec tables that contain all rows (``shards``).
+
+    A rank requests the distinct rows of its batch, and composes and pools them itself. So ids that occur several times
+    are sent once, and so are rows that many ids share.
+
+    Args:
+        features: the features of the collection, in the order of its output.
+        id_lists: the lists of hot and cold ids.
+        shards: where the rows are.
+        weighted: whether the batches have weights.
+        on_invalid_id: as in ``quorem.Embedding``.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        id_lists: Tensor,
+        shards: Shards,
+        weighted: bool,
+        on_invalid_id: InvalidIdMode,
+    ) -> None:
+        keys = [[table.name for table in group] for group in shards.groups]
+        super().__init__(features, id_lists, [], keys, weighted, on_invalid_id)
+        self.shards = shards
+
+    @property
+    def stored(self) -> list[StoredTable]:
+        """The shards."""
+        return [table for group in self.shards.groups for table in group]
+
+    def _ids(self, features: KeyedJaggedTensor) -> list[Ids]:
+        """Each feature's distinct ids."""
+        batches = []
+        for batch in super()._ids(features):
+            ids, inverse = torch.unique(batch.ids, return_inverse=True)
+            batches.append(batch._replace(ids=ids, inverse=inverse))
+        return batches
+
+    def _row_batch(self, batches: list[Ids], rows: list[list[Tensor]], stride: int) -> RowBatch:
+        """The distinct rows of each shard, each in a bag of its own."""
+        read: dict[tuple[int, int], dict[tuple[int, int], Tensor]] = {}  # by group and shard, then by feature and part
+        for i, (f, batch) in enumerate(zip(self.features, batches, strict=True)):
+            for j, (part, numbers) in enumerate(zip(f.parts, rows[i], strict=True)):
+                location = self.shards.locations[part.name]
+                numbers = (numbers if batch.used is None else numbers[batch.used[:, j]]) + location.base
+                read.setdefault((location.group, location.shard), {})[i, j] = numbers.long()
+        distinct: dict[tuple[int, int], Tensor] = {}
+        positions: dict[tuple[int, int], Tensor] = {}
+        for shard, of_parts in read.items():
+            distinct[shard], inverse = torch.unique(torch.cat(list(of_parts.values())), return_inverse=True)
+            positions |= zip(of_parts, inverse.split([len(numbers) for numbers in of_parts.values()]), strict=True)
+        for i, f in enumerate(self.features):
+            batches[i] = batches[i]._replace(positions=tuple(positions[i, j] for j in range(len(f.parts))))
+        keyed = tuple(
+            _one_row_each(tables, [distinct[group, shard] for shard in range(len(tables))])
+            for group, tables in enumerate(self.shards.groups)
+        )
+        return RowBatch(None, keyed, tuple(batches), self.id_lists)
+
+
+def _one_row_each(tables: Sequence[StoredTable], rows: list[Tensor]) -> KeyedJaggedTensor:
+    """Row numbers of some shards as bags of one row; shards with fewer rows than others end with empty bags."""
+    counts = [len(each) for each in rows]
+    stride = max(1, *counts)  # TorchRec does not support an empty batch
+    lengths = torch.zeros(len(tables), stride, dtype=torch.int32, device=rows[0].device)
+    for length, count in zip(lengths, counts, strict=True):
+        length[:count] = 1
+    values = torch.cat(rows)
+    if max(table.num_rows for table in tables) < 2**31:
+        values = values.int()  # half as many bytes to send
+    keys = [table.name for table in tables]
+    return KeyedJaggedTensor(keys, values, lengths=lengths.flatten(), stride=stride, length_per_key=counts)
+
+
 def raises_at_once(ids: Tensor) -> bool:
     """Whether an id out of range raises IndexError at once: not on a GPU, where the check would wait for the GPU."""
     return ids.device.type == "cpu"
@@ -170,10 +252,10 @@ def _unread(feature: Feature, ids: Tensor) -> tuple[Tensor | None, Tensor]:
     return invalid if padding is None else invalid | (ids == padding), invalid.sum()
 
 
-def _jagged(feature: Feature, reads: PartReads, batch: Ids) -> list[Jagged]:
+def _jagged(feature: Feature, batch: Ids, rows: list[Tensor]) -> list[Jagged]:
     """The row numbers of each of the feature's keys."""
-    lengths, weights, used = batch.lengths, batch.weights, reads.used
-    rows = [row + base if base else row for row, base in zip(reads.rows, feature.bases, strict=True)]
+    lengths, weights, used = batch.lengths, batch.weights, batch.used
+    rows = [row + base if base else row for row, base in zip(rows, feature.bases, strict=True)]
     if feature.merged:
         numbers = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
         if weights is not None:

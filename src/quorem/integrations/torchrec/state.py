@@ -16,7 +16,6 @@ from ...modules import collection as single
 from ...modules.storage import entry_name
 from ...ops.layout import Extent
 from ...optim import RowOptimizer
-from ...paper.schemes.frequency import Ranks
 from .collections import Collection, EmbeddingBagCollection
 from .names import collections, id_lists, plain_tables, split_rows, table_rows
 
@@ -152,56 +151,6 @@ def copy_state_(
             fill_(value, state[name])
     for finish in targets.finish:
         finish()
-
-
-def from_collection(
-    collection: single.EmbeddingCollection,
-    *,
-    is_weighted: bool = False,
-    num_shards: int | None = None,
-    device: torch.device | str | None = None,
-) -> EmbeddingBagCollection:
-    """Convert a single-device collection, with its weights, to TorchRec's tables.
-
-    Args:
-        collection: the collection.
-        is_weighted: whether each id has a weight.
-        num_shards: as in ``EmbeddingBagCollection``.
-        device: device of the tables; None takes that of ``collection``.
-
-    ``DistributedModelParallel`` initializes tables on the CPU again: ``copy_state_`` then restores their weights and
-    optimizer state.
-
-    >>> tables = single.EmbeddingCollection([single.Table("user", 1000, 16)])
-    >>> torch.equal(to_collection(from_collection(tables)).dense(0), tables.dense(0))
-    True
-    """
-    _, table = next(collection.named_tables())
-    tables = [
-        single.Table(
-            name,
-            spec.num_embeddings,
-            spec.embedding_dim,
-            spec.scheme,
-            collection.padding_ids[t],
-            tuple(collection.features_of(t)),
-            None if (ranks := collection.ranks_of[t]) is None else Ranks(*(ids.clone() for ids in ranks)),
-            raw_ids=collection.raw_ids[t],
-            unknown=collection.unknown[t],
-        )
-        for t, (name, spec) in enumerate(zip(collection.names, collection.specs, strict=True))
-    ]
-    module = EmbeddingBagCollection(
-        tables,
-        mode=collection.mode,
-        is_weighted=is_weighted,
-        num_shards=num_shards,
-        on_invalid_id=collection.on_invalid_id,
-        device=table.device if device is None else device,
-        dtype=table.dtype,
-    )
-    copy_state_(module, collection)
-    return module
 
 
 def to_collection(module: nn.Module) -> single.EmbeddingCollection:

@@ -17,7 +17,7 @@ them, its *owner*. Parts that are not their own owner have no rows. ``Sharing`` 
 
 from typing import NamedTuple
 
-from ..layout import BASE, FEATURE, PART_COLUMNS, PITCH, SIZE
+from ..layout import FEATURE, PITCH, SIZE
 from .compiled import helper
 from .memory import INT32, INT64, item, put, size_of
 from .source import part_item, partitions_of, slot_item
@@ -33,7 +33,7 @@ class Areas(NamedTuple):
     address: int  # of their memory
     count: int
     num_partitions: int  # K
-    parts: int  # the layout's; 0 for sums of plain rows
+    pitches: int  # int64 [S, K]: rows of ``stored`` that make up a row of each part; 0 for sums of plain rows
     first: int  # the position of their first slot in ``order``
     order: int  # int64 [S]: slots such that those of a unit come one after another
     offsets: int  # int64 [S]: where the area of each slot starts, in bytes after ``address``
@@ -66,10 +66,7 @@ def area_of(areas, a):
 @helper
 def pitch_of(areas, a, k):
     """How many areas, from ``a`` on, hold the sums of the same rows of tables, W columns each."""
-    if not areas.parts:
-        return 1
-    part = areas.parts + (slot_of(areas, a) * areas.num_partitions + k) * PART_COLUMNS * 8
-    return item(INT64, part, PITCH) if item(INT64, part, BASE) >= 0 else 1
+    return item(INT64, areas.pitches, slot_of(areas, a) * areas.num_partitions + k) if areas.pitches else 1
 
 
 @helper

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..layout import Layout
 from ..rows import IdBatch, accumulator
 from . import gradients
-from .launch import KernelInput, kernel_input
-from .launch_lookup import ranges
+from .launch import KernelInput, kernel_input, ranges
 from .pages import Scratch, in_huge_pages
 from .sharing import Unit, sharing_of
 from .threads import STEP_COST, run_tasks, threads_for
@@ -88,7 +87,7 @@ def sum_by_row(grad: Tensor, stored: Tensor, inputs: KernelInput, layout: Layout
     tables = (placement.order.data_ptr(), placement.offsets.data_ptr(), sharing.owners.data_ptr())
 
     def areas(scratch: Scratch, unit: Unit) -> tuple[int, ...]:
-        return (scratch.address, unit.num_slots, partitions, layout.parts.data_ptr(), unit.first, *tables)
+        return (scratch.address, unit.num_slots, partitions, sharing.pitches.data_ptr(), unit.first, *tables)
 
     if shares > 1:
         tasks = [(u, share) for u in range(len(units)) for share in range(shares)]

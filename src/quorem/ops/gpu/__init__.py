@@ -34,4 +34,4 @@ def word_bytes(layout: Layout) -> int:
         return 0
     from .host import host_layout
 
-    return host_layout(layout).maps.nbytes - layout.maps.nbytes
+    return host_layout(layout).on_device.maps.nbytes - layout.maps.nbytes

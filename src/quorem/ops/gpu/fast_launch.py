@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -44,16 +45,7 @@ def launch(
     constants: dict[str, Any],
 ) -> None:
     """``launch.launch`` on the current device, on which the arguments are."""
-    values, kinds = [], []
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            check_device(argument, device)
-            address = argument.data_ptr()
-            values.append(address)
-            kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
-        else:
-            values.append(argument)
-            kinds.append(specialization(argument))
+    values, kinds = _specialized(arguments, device)
     key = (id(kernel), device, num_warps, *constants.values(), *kinds)
     launcher = _compiled.get(key)
     sizes = (*grid, 1, 1)[:3]
@@ -61,15 +53,30 @@ def launch(
         run, leading = launcher
         run(*sizes, torch._C._cuda_getCurrentRawStream(device), *leading, *values, *constants.values())
     else:
-        names = kernel.arg_names[len(arguments) :]
-        if tuple(constants) != tuple(names):
-            raise TypeError(f"constants ({', '.join(constants)}) must be {', '.join(names)}, in this order")
         compiled = kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
         if compiled is None:  # Triton's interpreter compiles nothing
             return
         launcher = _compiled[key] = _launcher(compiled)
     if _recording.plan is not None:
         _recording.plan.add(*launcher, sizes, arguments, [*values, *constants.values()])
+
+
+def _specialized(arguments: Sequence[Any], device: int) -> tuple[list[Any], list[Any]]:
+    """What a compiled kernel is run with for each argument, and what its code depends on."""
+    values, kinds = [], list[Any]()
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            check_device(argument, device)
+            address = argument.data_ptr()
+            values.append(address)
+            kinds.append(argument.dtype if address % 16 == 0 else (argument.dtype,))
+        elif isinstance(argument, tuple):
+            for all_of, members in zip((values, kinds), _specialized(argument, device), strict=True):
+                all_of.append(tuple(members))
+        else:
+            values.append(argument)
+            kinds.append(specialization(argument))
+    return values, kinds
 
 
 def check_device(tensor: Tensor, device: int) -> None:
@@ -100,24 +107,36 @@ class LaunchPlan:
     changing: list[Tensor]  # only while recording: the tensors given to the call, then its scratch memory
     scratch: list[int] = field(default_factory=list)  # where each scratch tensor begins in one block of memory
     scratch_bytes: int = 0  # of this block
-    launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, (position, which) pairs
+    launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, which of them change
+    unchanged: list[Any] = field(default_factory=list)  # values in tuples in which others change
     kept: list[Tensor] = field(default_factory=list)  # other tensors that are read; the plan keeps them alive
 
     def add(
         self, run: Any, leading: tuple[Any, ...], sizes: tuple[int, ...], arguments: Sequence[Any], values: list[Any]
     ) -> None:
         """Record a launch."""
-        patches = []
+        changes = []
         for position, argument in enumerate(arguments):
-            if isinstance(argument, Tensor):
-                which = [n for n, tensor in enumerate(self.changing) if tensor is argument]
-                patches += [(len(leading) + position, n) for n in which]
-                if not which and not any(argument is tensor for tensor in self.fixed):
-                    storage = argument.untyped_storage().data_ptr()
-                    if any(storage == tensor.untyped_storage().data_ptr() for tensor in self.changing):
-                        raise ValueError("an argument is a view of a tensor whose address changes: it would go stale")
-                    self.kept.append(argument)
-        self.launches.append((run, sizes, [*leading, *values], patches))
+            value, members = values[position], argument if isinstance(argument, tuple) else (argument,)
+            indices = [self._which(member) for member in members]
+            if any(index is not None for index in indices):
+                for n, index in enumerate(indices):
+                    if index is None:
+                        self.unchanged.insert(0, value[n])
+                        indices[n] = -len(self.unchanged)  # counted from the end of the list that ``run`` makes
+                changes.append((len(leading) + position, itemgetter(*indices)))
+        self.launches.append((run, sizes, [*leading, *values], changes))
+
+    def _which(self, argument: Any) -> int | None:
+        """The number of a tensor among those that change; None for another one, or what is no tensor."""
+        if not isinstance(argument, Tensor):
+            return None
+        for n, tensor in enumerate(self.changing):
+            if tensor is argument:
+                return n
+        if not any(argument is tensor for tensor in self.fixed):
+            self.kept.append(argument)
+        return None
 
     def run(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
         """Repeat the launches with new addresses."""
@@ -125,11 +144,12 @@ class LaunchPlan:
             block = given[0].new_empty(self.scratch_bytes, dtype=torch.uint8)
             begin = block.data_ptr()
             addresses += [begin + offset for offset in self.scratch]
+        addresses += self.unchanged
         stream = torch._C._cuda_getCurrentRawStream(device)
-        for run, sizes, values, patches in self.launches:
+        for run, sizes, values, changes in self.launches:
             values = values.copy()  # another thread may run the same plan
-            for position, which in patches:
-                values[position] = addresses[which]
+            for position, value_of in changes:
+                values[position] = value_of(addresses)
             run(*sizes, stream, *values)
 
 
@@ -154,7 +174,7 @@ def planned(
         key: everything that the launches depend on, except addresses.
         fixed: tensors whose addresses rarely change; the addresses become part of the key.
         given: tensors on one device whose addresses change from call to call. All other tensors that ``body`` launches
-            with are its ``scratch``, or are kept alive by the plan.
+            with are its ``scratch``, or are kept alive by the plan; none is a view of a tensor that changes.
         body: a function that does nothing but launch kernels.
     """
     if not enabled():

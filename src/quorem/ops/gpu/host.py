@@ -13,7 +13,7 @@ from ..rows import accumulator
 from ..state import NARROW
 from ..words import with_words
 from .fast_launch import LaunchPlan
-from .rows import TYPES
+from .rows import TYPES, DeviceLayout, RowFlags
 
 WIDEST = 512  # the most columns of a row that one program handles
 # Columns of a part in ``HostLayout.table`` after those of the layout: how ``lookup_kernel`` divides by stride and size.
@@ -51,8 +51,8 @@ class HostLayout:
     levels: int  # of the words in ``maps``, 0 without lists
     product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
     num_rows: int  # rows that ``stored`` must have at least
-    device_slots: Tensor  # on the GPU
-    maps: Tensor  # on the GPU, with the words of ``ranks`` if tables have lists
+    on_device: DeviceLayout  # on the GPU, as most kernels take it
+    device_spans: Tensor
     last_rows: int = 0  # rows of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
@@ -62,14 +62,10 @@ class HostLayout:
         """Whether partitions alone do not give the rows: some ids have their own, or are mixed over a pool."""
         return self.flags.owned or self.flags.mixed
 
-    def integers(self, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots, parts and maps as most kernels take them."""
-        return self.device_slots, layout.parts, self.maps
-
     @property
-    def row_flags(self) -> dict[str, int]:
+    def row_flags(self) -> RowFlags:
         """Constants for ``rows.number_of`` and ``rows.row_of``."""
-        return {"OWNED": self.owned, "LEVELS": self.levels}
+        return RowFlags(self.owned, self.levels)
 
 
 _host_layouts = PerTensor()  # layout.parts -> HostLayout
@@ -133,7 +129,8 @@ def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = 
 
 def _read(layout: Layout) -> HostLayout:
     num_rows, device = num_rows_read(layout), layout.parts.device
-    slots, parts, spans = (tensor.to("cpu", copy=True) for tensor in (layout.slots, layout.parts, layout.spans))
+    integers = (layout.slots, layout.parts, layout.spans)
+    slots, parts, spans = (tensor.to("cpu", torch.int64, copy=True) for tensor in integers)
     slots, maps, levels = with_words(layout, slots)
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
@@ -165,8 +162,8 @@ def _read(layout: Layout) -> HostLayout:
         levels,
         -1 if len(operations) > 1 else int(operations == [MULT]),
         num_rows,
-        device_slots=slots.to(device),
-        maps=maps,
+        on_device=DeviceLayout(slots.to(device), parts.to(device), maps),
+        device_spans=spans.to(device),
     )
 
 

@@ -15,19 +15,22 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     Args:
         kernel: a ``triton.jit`` function whose constants come after all its other arguments.
         grid: up to three sizes.
-        arguments: tensors on one device, integers, floats or None; the first is a tensor.
+        arguments: tensors on one device, integers, floats, None, or tuples of at least two of these. The first is a
+            tensor, or a tuple that begins with one.
         num_warps: warps of a program.
-        constants: ``tl.constexpr`` arguments, in the kernel's order.
+        constants: ``tl.constexpr`` arguments.
     """
-    device = arguments[0].get_device()
+    first = arguments[0]
+    device = (first[0] if isinstance(first, tuple) else first).get_device()
     if device >= 0 and device != torch.cuda.current_device():  # Triton launches on the current device
         with torch.cuda.device(device):
             return launch(kernel, grid, *arguments, num_warps=num_warps, **constants)
     if fast_launch.enabled():
         return fast_launch.launch(kernel, grid, device, arguments, num_warps, constants)
     for argument in arguments:
-        if isinstance(argument, Tensor):
-            fast_launch.check_device(argument, device)
+        for member in argument if isinstance(argument, tuple) else (argument,):
+            if isinstance(member, Tensor):
+                fast_launch.check_device(member, device)
     kernel[tuple(grid)](*arguments, **constants, num_warps=num_warps)
     return None
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any, Unpack
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -38,7 +37,8 @@ from .rows import (
     SIZE,
     SLOT_COLUMNS,
     STRIDE,
-    if_used,
+    DeviceBatch,
+    bags_at,
     is_valid,
     mixed,
     number_of,
@@ -52,7 +52,6 @@ from .rows import (
 
 TABLE_PART_COLUMNS = tl.constexpr(host_table.TABLE_PART_COLUMNS)
 BY_STRIDE, BY_SIZE, SHIFTS = map(tl.constexpr, (host_table.BY_STRIDE, host_table.BY_SIZE, host_table.SHIFTS))
-RowFields = tuple[Tensor, Tensor | None, int, int, torch.dtype]  # of ``StoredRows``: a plain tuple is made faster
 MANY_VECTORS = 2**18  # from so many on, a program handles more of them if they are narrow
 
 
@@ -166,70 +165,62 @@ def lookup_kernel(
 
 @triton.jit
 def composed(
-    i, valid, stored, ends, slot, part, maps, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, NBITS: tl.constexpr,
+    i, valid, stored, ends, s, layout, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    ACC: tl.constexpr, FLAGS: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """The composed vectors ``[T, C]`` of ids through one slot, zeros where an id is not valid."""
+    slot, part, maps = slot_at(layout.slots, s), part_at(layout.parts, s * K), layout.maps
     product = tl.load(slot + OPERATION) == PRODUCT
-    number, is_own = number_of(i, slot, maps, OWNED, LEVELS)
-    row, used = row_of(number, is_own, slot, part, 0, maps, OWNED)
-    rows = tl.where(if_used(used, valid, OWNED), row, -1)[:, None]
+    number, is_own = number_of(i, slot, maps, FLAGS)
+    row, used = row_of(number, is_own, slot, part, 0, maps, FLAGS)
+    rows = tl.where(valid & used, row, -1)[:, None]
     x = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
     for k in tl.static_range(1, K):
-        row, more = row_of(number, is_own, slot, part_at(part, k), k, maps, OWNED)
-        rows = tl.where(if_used(more, valid, OWNED), row, -1)[:, None]
+        row, more = row_of(number, is_own, slot, part_at(part, k), k, maps, FLAGS)
+        rows = tl.where(valid & more, row, -1)[:, None]
         y = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
-        if OWNED:  # the first row that an id reads may be any but the last
-            x = tl.where((used & more & product)[:, None], x * y, x + y)
-            used = used | more
-        else:
-            x = tl.where(more & product, x * y, x + y)
+        x = tl.where((used & more & product)[:, None], x * y, x + y)
+        used = used | more  # the first row that an id reads may be any but the last
     return x
 
 
 @triton.jit
 def bag_kernel(
-    ids, offsets, sample_weights, stored, ends, out, slots, parts, maps, B, S,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    MEAN: tl.constexpr, OWNED: tl.constexpr, LEVELS: tl.constexpr, NBITS: tl.constexpr,
+    batch, stored, ends, out, layout, S, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+    ACC: tl.constexpr, MEAN: tl.constexpr, FLAGS: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one slot, C columns at a time."""
     s = tl.program_id(0) % S
     n = (tl.program_id(0) // S).to(tl.int64) * T + tl.arange(0, T)
-    slot = slot_at(slots, s)
-    bag = tl.load(slot + FEATURE) * B + n
-    start = tl.load(offsets + bag, mask=n < B, other=0)
-    length = tl.load(offsets + bag + 1, mask=n < B, other=0) - start
+    slot = slot_at(layout.slots, s)
+    start, length = bags_at(batch, tl.load(slot + FEATURE), n)
     longest = tl.max(length)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
         total = tl.zeros((T, C), ACC)
         count = tl.zeros((T,), tl.int32)
         for nth in range(0, longest):
-            i = tl.load(ids + start + nth, mask=nth < length, other=-1)
+            i = tl.load(batch.ids + start + nth, mask=nth < length, other=-1)
             valid = is_valid(i, slot)
             count += valid.to(tl.int32)
             i = tl.where(valid, i, 0)
-            part = part_at(parts, s * K)
-            x = composed(i, valid, stored, ends, slot, part, maps, columns, c, W, K, C, ACC, OWNED, LEVELS, NBITS)
-            if sample_weights is not None:
-                x *= tl.load(sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
+            x = composed(i, valid, stored, ends, s, layout, columns, c, W, K, C, ACC, FLAGS, NBITS)
+            if batch.sample_weights is not None:
+                x *= tl.load(batch.sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
             total += x
         if MEAN:
             total /= tl.maximum(count, 1).to(ACC)[:, None]
         address = out + (n * S + s)[:, None] * W + columns[None, :]
-        tl.store(address, total.to(out.dtype.element_ty), mask=(n < B)[:, None] & (columns < W)[None, :])
+        tl.store(address, total.to(out.dtype.element_ty), mask=(n < batch.size)[:, None] & (columns < W)[None, :])
 
 
 @triton.jit
-def count_invalid_kernel(
-    ids, offsets, count, slots, spans, B, id_stride, F, T: tl.constexpr, JAGGED: tl.constexpr
-):  # fmt: skip
+def count_invalid_kernel(batch, count, slots, spans, F, T: tl.constexpr):
     """T ids of one feature: add the number outside the table to ``count``."""
     feature = tl.program_id(0) % F
     n = (tl.program_id(0) // F).to(tl.int64) * T + tl.arange(0, T)
     slot = slot_at(slots, tl.load(spans + 2 * feature))
-    i, inside = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+    i, inside = read_ids(batch, n, slot)
     wrong = tl.sum((inside & ((i < 0) | (i >= tl.load(slot + LIMIT)))).to(tl.int64))
     if wrong > 0:
         tl.atomic_add(count, wrong, sem="relaxed")
@@ -245,20 +236,17 @@ def lookup(
     **codes: Unpack[CodeOptions],
 ) -> Any:
     """``ops.lookup.lookup`` in one launch."""
-    rows: RowFields | None = None
     if codes:
         rows = coded_rows(stored, **codes)
         host = None if rows is None else checked_rows(stored, layout)
     else:
-        rows, host = (stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
+        rows, host = StoredRows(stored, None, stored.shape[1], 0, stored.dtype), fused_layout(stored, layout)
     if rows is None or host is None:
         return NotImplemented
-    if batch.offsets is None:
-        return _vectors(batch.ids, rows, host, invalid)
-    return _pooled(batch, StoredRows(*rows), layout, host)
+    return _vectors(batch.ids, rows, host, invalid) if batch.offsets is None else _pooled(batch, rows, layout, host)
 
 
-def _vectors(ids: Tensor, rows: RowFields, host: HostLayout, invalid: Tensor | None) -> Tensor:
+def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | None) -> Tensor:
     """The vectors ``[B, S, W]`` of single ids."""
     stored, ends, width, bits, dtype = rows
     num_slots, (size, _), (stride, step) = host.num_slots, ids.shape, ids.stride()
@@ -275,8 +263,8 @@ def _vectors(ids: Tensor, rows: RowFields, host: HostLayout, invalid: Tensor | N
         block = 64 if columns <= 16 and size * num_slots >= MANY_VECTORS else 32
         launch(
             lookup_kernel, (cdiv(size * num_slots, block),),
-            ids, stored, ends, out, invalid, host.table, host.maps, size, stride, S=num_slots, W=width,
-            K=host.num_parts, T=block, C=columns, ACC=StoredRows(*rows).accumulator,
+            ids, stored, ends, out, invalid, host.table, host.on_device.maps, size, stride, S=num_slots, W=width,
+            K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
             NBITS=bits, LEVELS=host.levels, MULT=host.product, FLAGS=flags, num_warps=1,
         )  # fmt: skip
 
@@ -295,27 +283,24 @@ def _pooled(batch: IdBatch, rows: StoredRows, layout: Layout, host: HostLayout) 
     if out.numel():
         read = batch.contiguous()
         block, columns, warps = bag_tile(rows.width, rows.bits)
-        slots, parts, maps = host.integers(layout)
         launch(
-            bag_kernel, (cdiv(size, block) * len(slots),),
-            *read[:3], rows.stored, rows.ends, out, slots, parts, maps, size, len(slots),
-            W=rows.width, K=parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
-            MEAN=read.mean, **host.row_flags, NBITS=rows.bits,
-            num_warps=warps,
+            bag_kernel, (cdiv(size, block) * host.num_slots,),
+            DeviceBatch.of(read, size), rows.stored, rows.ends, out, host.on_device, host.num_slots,
+            W=rows.width, K=layout.parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
+            MEAN=read.mean, FLAGS=host.row_flags, NBITS=rows.bits, num_warps=warps,
         )  # fmt: skip
     return out
 
 
 def count_invalid_(batch: IdBatch, count: Tensor, layout: Layout) -> None:
     """``ops.lookup.count_invalid_`` in one launch."""
-    host_layout(layout)  # checks it
-    ids, features = batch.ids.contiguous(), len(layout.spans)
-    if ids.numel():
-        size = len(ids) if batch.offsets is None else (len(batch.offsets) - 1) // features
+    host = host_layout(layout)
+    batch, features = batch.contiguous(), len(layout.spans)
+    if batch.ids.numel():
+        size = len(batch.ids) if batch.offsets is None else (len(batch.offsets) - 1) // features
         launch(
-            count_invalid_kernel, (cdiv(len(ids), 512) * features,),
-            ids, batch.offsets, count, layout.slots, layout.spans, size, 1 if batch.jagged else ids.stride(0), features,
-            T=512, JAGGED=batch.jagged,
+            count_invalid_kernel, (cdiv(len(batch.ids), 512) * features,),
+            DeviceBatch.of(batch, size), count, host.on_device.slots, host.device_spans, features, T=512,
         )  # fmt: skip
 
 

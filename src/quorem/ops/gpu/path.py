@@ -12,17 +12,40 @@ it needs neither atomics nor counts that start at zero.
 ``slots`` and ``parts`` are as in ``ops.layout``: a slot is a feature, a partition is a level, and a row is a network.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .launch import cdiv, launch, power_of_2
-from .rows import BASE, FEATURE, is_valid, part_at, plain_row_of, slot_at
+from .rows import BASE, FEATURE, RowFlags, is_valid, number_of, part_at, row_of, slot_at
 
 MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # networks of a feature; columns of a vector; hidden units
 SMALL_BATCH = 4096  # up to this batch size blocks are smaller, to fill the GPU
 LARGEST_TILE = 4096  # the most elements of the one-hot matrix
+
+
+class Layers(NamedTuple):
+    """Weights and biases of the networks, or their gradients, as kernels take them."""
+
+    w1: Tensor | None  # None without a hidden layer
+    b1: Tensor | None
+    w2: Tensor
+    b2: Tensor
+
+    @staticmethod
+    def of(layers: list[Tensor]) -> "Layers":
+        """One layer or two."""
+        return Layers(*layers) if len(layers) == 4 else Layers(None, None, *layers)
+
+
+class NetworkLists(NamedTuple):
+    """The ids of each network."""
+
+    counts: Tensor  # int32 [M * (J + 1)]
+    ids: Tensor  # int32 [M * (J + 1), B]
 
 
 @triton.jit
@@ -46,7 +69,8 @@ def product(a, b):
 
 @triton.jit
 def list_kernel(
-    ids, counts, lists, slots, parts, B, id_stride, M, J, JP: tl.constexpr, T: tl.constexpr, ALONE: tl.constexpr
+    ids, lists, slots, parts, B, id_stride, M, J,
+    JP: tl.constexpr, T: tl.constexpr, ALONE: tl.constexpr, FLAGS: tl.constexpr,
 ):  # fmt: skip
     """T ids of one feature, all of them if ALONE: enter each into its network's list."""
     m = tl.program_id(0) % M
@@ -54,25 +78,26 @@ def list_kernel(
     slot, part = slot_at(slots, m), part_at(parts, m)
     i = tl.load(ids + n * id_stride + tl.load(slot + FEATURE), mask=n < B, other=-1)
     valid = is_valid(i, slot)
-    network, _ = plain_row_of(tl.where(valid, i, 0), slot, part, parts)
+    number, is_own = number_of(tl.where(valid, i, 0), slot, parts, FLAGS)
+    network, _ = row_of(number, is_own, slot, part, 0, parts, FLAGS)
     listed = tl.where(valid, (network - tl.load(part + BASE)).to(tl.int32), J)
     j = tl.arange(0, JP)
     one_hot = ((j[:, None] == listed[None, :]) & (n < B)[None, :]).to(tl.int32)
     total = tl.sum(one_hot, 1)
     place = tl.cumsum(one_hot, 1) - 1
     if ALONE:
-        tl.store(counts + m * (J + 1) + j, total, mask=j <= J)
+        tl.store(lists.counts + m * (J + 1) + j, total, mask=j <= J)
     else:
-        place += tl.atomic_add(counts + m * (J + 1) + j, total, mask=total > 0, sem="relaxed")[:, None]
+        place += tl.atomic_add(lists.counts + m * (J + 1) + j, total, mask=total > 0, sem="relaxed")[:, None]
     place = tl.sum(one_hot * place, 0)
-    tl.store(lists + (m * (J + 1) + listed).to(tl.int64) * B + place, n.to(tl.int32), mask=n < B)
+    tl.store(lists.ids + (m * (J + 1) + listed).to(tl.int64) * B + place, n.to(tl.int32), mask=n < B)
 
 
 @triton.jit
-def block_of(c, counts, m, J, JP: tl.constexpr, T: tl.constexpr):
+def block_of(c, lists, m, J, JP: tl.constexpr, T: tl.constexpr):
     """The c-th block of a feature's ids: its list, -1 past the last; its first place in the list; the list's length."""
     j = tl.arange(0, JP)
-    count = tl.load(counts + m * (J + 1) + j, mask=j <= J, other=0)
+    count = tl.load(lists.counts + m * (J + 1) + j, mask=j <= J, other=0)
     blocks = tl.cdiv(count, T)
     before = tl.cumsum(blocks, 0) - blocks
     inside = (c >= before) & (c < before + blocks)
@@ -84,7 +109,7 @@ def vectors_of(m, j, start, count, d, lists, columns, B, S, J, D: tl.constexpr, 
     """Which of T places of a list hold an id, and where column d of their vectors lies."""
     place = start + tl.arange(0, T)
     taken = place < count
-    n = tl.load(lists + (m * (J + 1) + j).to(tl.int64) * B + place, mask=taken, other=0).to(tl.int64)
+    n = tl.load(lists.ids + (m * (J + 1) + j).to(tl.int64) * B + place, mask=taken, other=0).to(tl.int64)
     return taken, (n * S + tl.load(columns + m))[:, None] * D + d[None, :]
 
 
@@ -100,9 +125,8 @@ def copy_vectors(k, source, target, columns, B, S, M, D: tl.constexpr, DP: tl.co
 
 @triton.jit
 def path_kernel(
-    x, w1, b1, w2, b2, out, counts, lists, parts, columns, B, S, M, J,
-    D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, JP: tl.constexpr,
-    T: tl.constexpr, HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
+    x, layers, out, lists, parts, columns, B, S, M, J, D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr,
+    HP: tl.constexpr, JP: tl.constexpr, T: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """T ids of one network, or T vectors to copy."""
     k = tl.program_id(0) - M * (tl.cdiv(B, T) + J + 1)
@@ -110,7 +134,7 @@ def path_kernel(
         copy_vectors(k, x, out, columns, B, S, M, D, DP, T)
         return
     m = tl.program_id(0) % M
-    j, start, count = block_of(tl.program_id(0) // M, counts, m, J, JP, T)
+    j, start, count = block_of(tl.program_id(0) // M, lists, m, J, JP, T)
     if j >= 0:
         network = tl.load(part_at(parts, m) + BASE) + j
         d, h = tl.arange(0, DP), tl.arange(0, HP)
@@ -120,21 +144,20 @@ def path_kernel(
             tl.store(out + elements, tl.zeros((T, DP), out.dtype.element_ty), mask=mask)
         else:
             y = tl.load(x + elements, mask=mask, other=0).to(tl.float32)
-            if HIDDEN:
-                z = product(y, matrix(w1, network, d, h, D, H))
-                z += tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
-                y = product(activated(z, SIGMOID), matrix(w2, network, h, d, H, D))
+            if layers.w1 is not None:
+                z = product(y, matrix(layers.w1, network, d, h, D, H))
+                z += tl.load(layers.b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
+                y = product(activated(z, SIGMOID), matrix(layers.w2, network, h, d, H, D))
             else:
-                y = product(y, matrix(w2, network, d, d, D, D))
-            y += tl.load(b2 + network * D + d, mask=d < D, other=0).to(tl.float32)[None, :]
+                y = product(y, matrix(layers.w2, network, d, d, D, D))
+            y += tl.load(layers.b2 + network * D + d, mask=d < D, other=0).to(tl.float32)[None, :]
             tl.store(out + elements, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def path_backward_kernel(
-    grad, x, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, B, S, M, J,
-    D: tl.constexpr, H: tl.constexpr, DP: tl.constexpr, HP: tl.constexpr, JP: tl.constexpr,
-    T: tl.constexpr, HIDDEN: tl.constexpr, SIGMOID: tl.constexpr,
+    grad, x, layers, dx, gradients, lists, parts, columns, B, S, M, J, D: tl.constexpr, H: tl.constexpr,
+    DP: tl.constexpr, HP: tl.constexpr, JP: tl.constexpr, T: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """T ids of one network: their share of its gradients, and the gradients of their vectors; or T vectors to copy."""
     k = tl.program_id(0) - M * (tl.cdiv(B, T) + J + 1)
@@ -142,7 +165,7 @@ def path_backward_kernel(
         copy_vectors(k, grad, dx, columns, B, S, M, D, DP, T)
         return
     m = tl.program_id(0) % M
-    j, start, count = block_of(tl.program_id(0) // M, counts, m, J, JP, T)
+    j, start, count = block_of(tl.program_id(0) // M, lists, m, J, JP, T)
     if j >= 0:
         network = tl.load(part_at(parts, m) + BASE) + j
         d, h = tl.arange(0, DP), tl.arange(0, HP)
@@ -153,20 +176,21 @@ def path_backward_kernel(
         else:
             v = tl.load(x + elements, mask=mask, other=0).to(tl.float32)
             g = tl.load(grad + elements, mask=mask, other=0).to(tl.float32)
-            tl.atomic_add(db2 + network * D + d, tl.sum(g, 0), mask=d < D, sem="relaxed")
-            back = product(g, tl.trans(matrix(w2, network, h, d, H, D)))
+            tl.atomic_add(gradients.b2 + network * D + d, tl.sum(g, 0), mask=d < D, sem="relaxed")
+            back = product(g, tl.trans(matrix(layers.w2, network, h, d, H, D)))
             square = (h < H)[:, None] & (d < D)[None, :]
-            target = dw2 + network * H * D + h[:, None] * D + d[None, :]
-            if HIDDEN:
-                weight1 = matrix(w1, network, d, h, D, H)
-                z = product(v, weight1) + tl.load(b1 + network * H + h, mask=h < H, other=0).to(tl.float32)[None, :]
+            target = gradients.w2 + network * H * D + h[:, None] * D + d[None, :]
+            if layers.w1 is not None:
+                weight1 = matrix(layers.w1, network, d, h, D, H)
+                bias1 = tl.load(layers.b1 + network * H + h, mask=h < H, other=0).to(tl.float32)
+                z = product(v, weight1) + bias1[None, :]
                 a = tl.where(taken[:, None], activated(z, SIGMOID), 0)
                 tl.atomic_add(target, product(tl.trans(a), g), mask=square, sem="relaxed")
                 back = back * a * (1 - a) if SIGMOID else tl.where(z > 0, back, 0)
-                target = dw1 + network * D * H + d[:, None] * H + h[None, :]
+                target = gradients.w1 + network * D * H + d[:, None] * H + h[None, :]
                 square = (d < D)[:, None] & (h < H)[None, :]
                 tl.atomic_add(target, product(tl.trans(v), back), mask=square, sem="relaxed")
-                tl.atomic_add(db1 + network * H + h, tl.sum(back, 0), mask=h < H, sem="relaxed")
+                tl.atomic_add(gradients.b1 + network * H + h, tl.sum(back, 0), mask=h < H, sem="relaxed")
                 back = product(back, tl.trans(weight1))
             else:
                 tl.atomic_add(target, product(tl.trans(v), g), mask=square, sem="relaxed")
@@ -218,15 +242,16 @@ def path(
     lists = torch.empty(members * (networks + 1), b, dtype=torch.int32, device=ids.device)
     if vectors.numel():
         launch(
-            list_kernel, (cdiv(b, tile) * members,), ids, counts, lists, slots, parts, b, ids.stride(0), members,
-            networks, JP=sizes["JP"], T=tile, ALONE=alone, num_warps=4 if tile <= 128 else 8,
+            list_kernel, (cdiv(b, tile) * members,),
+            ids, NetworkLists(counts, lists), slots, parts, b, ids.stride(0), members, networks,
+            JP=sizes["JP"], T=tile, ALONE=alone, FLAGS=RowFlags(owned=False, levels=0),
+            num_warps=4 if tile <= 128 else 8,
         )  # fmt: skip
-        w1, b1, w2, b2 = layers if len(layers) == 4 else (None, None, *layers)
         block, warps = (32, 2) if b <= SMALL_BATCH else (64, 4)
         launch(
             path_kernel, _grid(vectors, members, networks, block),
-            vectors, w1, b1, w2, b2, out, counts, lists, parts, columns, b, vectors.shape[1], members, networks,
-            **sizes, T=block, HIDDEN=len(layers) == 4, SIGMOID=activation == "sigmoid", num_warps=warps,
+            vectors, Layers.of(layers), out, NetworkLists(counts, lists), parts, columns, b, vectors.shape[1], members,
+            networks, **sizes, T=block, SIGMOID=activation == "sigmoid", num_warps=warps,
         )  # fmt: skip
     return out, counts, lists
 
@@ -250,12 +275,10 @@ def path_backward(
     flat = torch.zeros(sum(t.numel() for t in layers), dtype=torch.float32, device=grad.device)
     gradients = [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in layers]), layers, strict=True)]
     if vectors.numel():
-        w1, b1, w2, _ = layers if len(layers) == 4 else (None, None, *layers)
-        dw1, db1, dw2, db2 = gradients if len(layers) == 4 else (None, None, *gradients)
         launch(
             path_backward_kernel, _grid(vectors, members, networks, 32),
-            grad, vectors, w1, b1, w2, dx, dw1, db1, dw2, db2, counts, lists, parts, columns, ids.shape[0],
-            vectors.shape[1], members, networks, **sizes, T=32, HIDDEN=len(layers) == 4,
+            grad, vectors, Layers.of(layers), dx, Layers.of(gradients), NetworkLists(counts, lists), parts, columns,
+            ids.shape[0], vectors.shape[1], members, networks, **sizes, T=32,
             SIGMOID=activation == "sigmoid", num_warps=min(8, max(2, sizes["DP"] * sizes["HP"] // 512)),
         )  # fmt: skip
     return [dx, *(g.to(t.dtype) for g, t in zip(gradients, layers, strict=True))]

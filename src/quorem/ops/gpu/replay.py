@@ -4,6 +4,7 @@
 ``last`` to the present step applies the missed steps. The lookup is another launch, so it reads rows that are current.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,32 +21,46 @@ from .fast_launch import planned, scratch
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, power_of_2
 from .rounding import as_stored, rounds, seed_bits
-from .rows import OWN, TYPES, if_used, is_valid, number_of, part_at, read_ids, row_dtype, row_of, slot_at
+from .rows import OWN, TYPES, DeviceBatch, is_valid, number_of, part_at, read_ids, row_dtype, row_of, slot_at
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 MANY_READS = 16384  # from so many on, a program lists the rows that lag behind
 
 
-class Advance(NamedTuple):
-    """The arguments by which a kernel counts one more step; without tensors for a rule whose rows never lag behind."""
+class History(NamedTuple):
+    """What the steps so far were, as kernels take it."""
 
-    tensors: tuple[Tensor | None, ...]  # lr, step, lrs, moments, constants
-    history: int
-    flags: dict[str, Any]
+    step: Tensor
+    lrs: Tensor
+    moments: Tensor
+    constants: Tensor
+    length: int
 
 
-NO_ADVANCE = Advance((None,) * 5, 1, {"WINDOW": 1, "AMSGRAD": False, "CLOSED": False})
+@dataclass(frozen=True)
+class HistoryFlags:
+    """Constants of the kernels that read a history."""
+
+    window: int  # as a power of two
+    amsgrad: bool
+    closed: bool  # whether there are moments
 
 
-def advance_of(lr: Tensor, state: AdamState, constants: AdamConstants) -> Advance:
-    """The arguments for the next step of ``state``, with learning rate ``lr``."""
-    flags = {
-        "WINDOW": power_of_2(max(int(constants.window), 1)),
-        "AMSGRAD": state.max_exp_avg_sq is not None,
-        "CLOSED": len(state.moments) > 0,
-    }
-    tensors = (lr, state.step, state.lrs, state.moments, on_device(constants, lr.device))
-    return Advance(tensors, len(state.lrs), flags)
+def history_of(state: AdamState, constants: AdamConstants) -> tuple[History, HistoryFlags]:
+    """The history of ``state``."""
+    window = power_of_2(max(int(constants.window), 1))
+    flags = HistoryFlags(window, state.max_exp_avg_sq is not None, len(state.moments) > 0)
+    rule_constants = on_device(constants, state.step.device)
+    return History(state.step, state.lrs, state.moments, rule_constants, len(state.lrs)), flags
+
+
+class Averages(NamedTuple):
+    """What Adam keeps for each row, as kernels take it."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    root_sq: Tensor  # the largest ``exp_avg_sq`` so far if AMSGrad, else ``exp_avg_sq``
+    last: Tensor
 
 
 @triton.jit
@@ -66,85 +81,86 @@ def term(a, d, root, eps):
 
 @triton.jit
 def catch_up_kernel(
-    ids, offsets, stored, exp_avg, exp_avg_sq, root_sq, last, step, lrs, moments, constants, rows, steps, slots, parts,
-    maps, B, id_stride, R, H, in_turn, reading, seed,
+    batch, stored, averages, history, lists, layout, R, in_turn, reading, seed,
     W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, N: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, JAGGED: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr, OWNED: tl.constexpr,
-    LEVELS: tl.constexpr, ROUNDED: tl.constexpr,
+    ACC: tl.constexpr, FLAGS: tl.constexpr, HISTORY: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Take the steps that rows have missed.
 
     The first ``reading`` programs: N reads of one pair. The others: N of the ``in_turn`` rows whose turn it is. Of many
     reads few are the first of a row that lags behind: if N is more than T, a program lists such rows in its part of
-    ``rows``, with the step that each is up to date with in ``steps``, and then handles T of them at a time.
+    ``lists[0]``, with the step that each is up to date with in ``lists[1]``, and then handles T of them at a time.
     """
-    present = tl.load(step)
+    OWNED: tl.constexpr = FLAGS.owned
+    present = tl.load(history.step)
     if tl.program_id(0) < reading:
         pair = tl.program_id(0) % (S * K)
         n = (tl.program_id(0) // (S * K)).to(tl.int64) * N + tl.arange(0, N)
-        slot, k = slot_at(slots, pair // K), pair % K
+        slot, k = slot_at(layout.slots, pair // K), pair % K
         row, valid = n * 0, n < 0
         has_own = OWNED and (K > 1) & (tl.load(slot + OWN) > 0)
         if (has_own == 0) | (k > 0):  # a row of an id's own is read with the second part, since ids have one of them
-            i, _ = read_ids(ids, offsets, n, slot, B, id_stride, JAGGED)
+            i, _ = read_ids(batch, n, slot)
             valid = is_valid(i, slot)
-            number, is_own = number_of(tl.where(valid, i, 0), slot, maps, OWNED, LEVELS)
-            row, used = row_of(number, is_own, slot, part_at(parts, pair), k, maps, OWNED)
+            number, is_own = number_of(tl.where(valid, i, 0), slot, layout.maps, FLAGS)
+            part = part_at(layout.parts, pair)
+            row, used = row_of(number, is_own, slot, part, k, layout.maps, FLAGS)
             if OWNED:  # noqa: SIM102  # joined by `and`, it would be compiled where no id has a row of its own
                 if has_own and k == 1:
-                    own_row, own_used = row_of(number, is_own, slot, part_at(parts, pair - 1), 0, maps, OWNED)
+                    own_row, own_used = row_of(number, is_own, slot, part_at(part, -1), 0, layout.maps, FLAGS)
                     row, used = tl.where(is_own, own_row, row), used | own_used
-            valid = if_used(used, valid, OWNED)
+            valid = valid & used
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * N + tl.arange(0, N)
         valid = n < in_turn
         row = (present * in_turn + n) % R
     row = tl.where(valid, row, 0)
-    seen = tl.load(last + row, mask=valid, other=0)
+    seen = tl.load(averages.last + row, mask=valid, other=0)
     due = valid & (seen > 0) & (seen < present)
     if tl.max(due.to(tl.int32)) > 0:
-        raised = tl.atomic_max(last + row, tl.zeros((N,), tl.int32) + present.to(tl.int32), mask=due, sem="relaxed")
+        steps = tl.zeros((N,), tl.int32) + present.to(tl.int32)
+        raised = tl.atomic_max(averages.last + row, steps, mask=due, sem="relaxed")
         behind = due & (raised < present)
         if N == T:
+            since = tl.where(behind, raised, 1).to(tl.int64)
             replay_rows(
-                row, tl.where(behind, raised, 1).to(tl.int64), behind, present, stored, exp_avg, exp_avg_sq, root_sq,
-                lrs, moments, constants, H, seed, W, T, C, ACC, AMSGRAD, CLOSED, ROUNDED,
+                row, since, behind, present, stored, averages, history, seed, W, T, C, ACC, HISTORY, ROUNDED
             )  # fmt: skip
         else:
             nth = tl.cumsum(behind.to(tl.int32), 0)
             start = tl.program_id(0).to(tl.int64) * N
-            tl.store(rows + start + nth - 1, row.to(rows.dtype.element_ty), mask=behind)
-            tl.store(steps + start + nth - 1, raised, mask=behind)
+            rows, steps = lists[0] + start, lists[1] + start
+            tl.store(rows + nth - 1, row.to(rows.dtype.element_ty), mask=behind)
+            tl.store(steps + nth - 1, raised, mask=behind)
             tl.debug_barrier()
             for begin in range(0, tl.max(nth), T):
                 position = begin + tl.arange(0, T)
                 inside = position < tl.max(nth)
+                listed = tl.load(rows + position, mask=inside, other=0).to(tl.int64)
+                since = tl.load(steps + position, mask=inside, other=1).to(tl.int64)
                 replay_rows(
-                    tl.load(rows + start + position, mask=inside, other=0).to(tl.int64),
-                    tl.load(steps + start + position, mask=inside, other=1).to(tl.int64), inside, present, stored,
-                    exp_avg, exp_avg_sq, root_sq, lrs, moments, constants, H, seed, W, T, C, ACC, AMSGRAD, CLOSED,
-                    ROUNDED,
+                    listed, since, inside, present, stored, averages, history, seed, W, T, C, ACC, HISTORY, ROUNDED
                 )  # fmt: skip
 
 
 @triton.jit
 def replay_rows(
-    row, since, behind, present, stored, exp_avg, exp_avg_sq, root_sq, lrs, moments, constants, H, seed,
-    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr,
-    ROUNDED: tl.constexpr,
+    row, since, behind, present, stored, averages, history, seed,
+    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, FLAGS: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Take the steps after ``since`` up to ``present`` on T rows, those that are ``behind``."""
+    constants, H = history.constants, history.length
     gap = tl.where(behind, present - since, 0)
     eps, log1, log2 = tl.load(constants + EPS), tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
     columns = tl.arange(0, C)
     mask = behind[:, None] & (columns < W)[None, :]
     elements = row[:, None] * W + columns[None, :]
-    root = tl.sqrt(tl.load(root_sq + elements, mask=mask, other=1))
+    root = tl.sqrt(tl.load(averages.root_sq + elements, mask=mask, other=1))
     total = tl.zeros((T, C), ACC)
     slow = behind
-    if CLOSED:
+    if FLAGS.closed:
         slow = behind & (since.to(tl.float64) < tl.load(constants + SETTLED))
-        nodes = moments + (since % H) * MOMENT_COLUMNS + NODE_COLUMN
+        nodes = history.moments + (since % H) * MOMENT_COLUMNS + NODE_COLUMN
         for node in tl.static_range(2):
             mass = tl.load(nodes + 2 * node, mask=behind, other=0)
             total += term(mass, tl.load(nodes + 2 * node + 1, mask=behind, other=1), root, eps)
@@ -152,29 +168,29 @@ def replay_rows(
     longest = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(constants + WINDOW_LENGTH).to(tl.int64))
     for j in range(1, longest + 1):
         t = since + j
-        a = tl.load(lrs + t % H, mask=slow & (j <= gap), other=0) * power(log1, j) / (1 - power(log1, t))
+        a = tl.load(history.lrs + t % H, mask=slow & (j <= gap), other=0) * power(log1, j) / (1 - power(log1, t))
         d = tl.sqrt(1 - power(log2, t))
-        if not AMSGRAD:
+        if not FLAGS.amsgrad:
             d = d * tl.exp2(-0.5 * j * log2)
         total += term(a, d, root, eps)
-    m = tl.load(exp_avg + elements, mask=mask, other=0)
+    m = tl.load(averages.exp_avg + elements, mask=mask, other=0)
     w = tl.load(stored + elements, mask=mask, other=0).to(ACC) - m * total
-    v = tl.load(exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
+    v = tl.load(averages.exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
     tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
     tl.store(stored + elements, as_stored(w, stored, elements, present, seed, ROUNDED), mask=mask)
-    tl.store(exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
-    tl.store(exp_avg_sq + elements, v, mask=mask)
+    tl.store(averages.exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
+    tl.store(averages.exp_avg_sq + elements, v, mask=mask)
 
 
 @triton.jit
-def advance(
-    lr, step, lrs, moments, constants, H, WINDOW: tl.constexpr, AMSGRAD: tl.constexpr, CLOSED: tl.constexpr
-):  # fmt: skip
+def advance(lr, history, FLAGS: tl.constexpr):
     """Count one more step: its learning rate, and its term in the moments of the steps before it, whose nodes follow
     from them."""
-    t = tl.load(step) + 1
+    WINDOW: tl.constexpr = FLAGS.window
+    moments, constants, H = history.moments, history.constants, history.length
+    t = tl.load(history.step) + 1
     rate = tl.load(lr)
-    if CLOSED:
+    if FLAGS.closed:
         log1, log2 = tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
         j = 1 + tl.arange(0, WINDOW)
         since = t - j
@@ -182,9 +198,9 @@ def advance(
         since = tl.where(valid, since, 0)
         a = rate * power(log1, j) / (1 - power(log1, t))
         d = tl.sqrt(1 - power(log2, t))
-        if not AMSGRAD:
+        if not FLAGS.amsgrad:
             d = d * tl.exp2(-0.5 * j * log2)
-        scale = first_root(since, constants, AMSGRAD)
+        scale = first_root(since, constants, FLAGS.amsgrad)
         u = d / scale - 1
         entry = moments + (since % H) * MOMENT_COLUMNS
         mass = tl.load(entry, mask=valid, other=0) + a
@@ -210,8 +226,8 @@ def advance(
         blank = tl.arange(0, MOMENT_COLUMNS)
         tl.store(moments + (t % H) * MOMENT_COLUMNS + blank, tl.zeros((MOMENT_COLUMNS,), tl.float64))
     tl.debug_barrier()
-    tl.store(lrs + t % H, rate)
-    tl.store(step, t)
+    tl.store(history.lrs + t % H, rate)
+    tl.store(history.step, t)
 
 
 def catch_up_(
@@ -237,25 +253,21 @@ def catch_up_(
         highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
         check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
         (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
-        history, columns = state.lrs.shape[0], power_of_2(width)
+        (history, flags), columns = history_of(state, constants), power_of_2(width)
         listing = reads >= MANY_READS
         block = max(1, min(64 if listing else 128, 2048 // columns))
         each = 1024 if listing else block
-        reading, in_turn = cdiv(reads, each) * num_slots * k, cdiv(2 * num_rows, history)
-        programs = reading + cdiv(in_turn, each)
-        rows = steps = None
+        reading, in_turn = cdiv(reads, each) * num_slots * k, cdiv(2 * num_rows, history.length)
+        programs, lists = reading + cdiv(in_turn, each), None
         if listing:
-            rows = scratch(stored, programs * each, dtype=row_dtype(stored))
-            steps = scratch(stored, programs * each, dtype=torch.int32)
+            lists = tuple(scratch(stored, programs * each, dtype=dtype) for dtype in (row_dtype(stored), torch.int32))
         launch(
             catch_up_kernel, (programs,),
-            ids, offsets, stored, state.exp_avg, state.exp_avg_sq, highest, state.last, state.step, state.lrs,
-            state.moments, on_device(constants, stored.device), rows, steps,
-            *host.integers(layout), size, batch.stride, num_rows, history, in_turn, reading,
+            DeviceBatch.of(batch, size), stored, Averages(state.exp_avg, state.exp_avg_sq, highest, state.last),
+            history, lists, host.on_device, num_rows, in_turn, reading,
             seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k,
-            N=each, T=block, C=columns, ACC=TYPES[stored.dtype], JAGGED=batch.jagged,
-            AMSGRAD=state.max_exp_avg_sq is not None, CLOSED=len(state.moments) > 0, **host.row_flags,
-            ROUNDED=rounds(stored, rounding_seed), num_warps=4,
+            N=each, T=block, C=columns, ACC=TYPES[stored.dtype], FLAGS=host.row_flags, HISTORY=flags,
+            ROUNDED=rounds(stored, rounding_seed),
         )  # fmt: skip
 
     types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)

@@ -3,7 +3,7 @@
 ``ops.rules`` is the plain reference; ``ops.state`` lists the state and the constants of each rule.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -17,58 +17,33 @@ from . import replay
 from .constants import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .fast_launch import planned
 from .host import check_state, fused_layout
-from .launch import cdiv, launch, power_of_2
+from .launch import launch, power_of_2
 from .places import rounded_up
 from .rounding import as_stored, as_sum, load_sum, rounds, seed_bits
-from .row_sums import FIRST, PLACE_COLUMNS, UNIT, release_kernel, run_of, sum_by_row, sums_of, touched_rows
-from .rows import PITCH, TYPES, part_at
+from .row_sums import run_of, sum_by_row, sums_of, touched_rows
+from .rows import TYPES
 
 
-@triton.jit
-def all_finite(g):
-    """Which rows of ``g`` have neither a NaN nor an infinity."""
-    return tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) == 1  # a NaN is not less either
+class RuleState(NamedTuple):
+    """An optimizer's state, as the kernel takes it."""
 
-
-@triton.jit
-def finite_rows(
-    g, n, row, place, active, pair, sums, claims, places, pairs, parts, scale, first_row,
-    W: tl.constexpr, K: tl.constexpr, C: tl.constexpr, PITCHED: tl.constexpr,
-):  # fmt: skip
-    """Which rows have finite sums ``g`` in all pieces of the table's row: PITCHED, if it has several in ``stored``."""
-    finite = all_finite(g)
-    if PITCHED:
-        if pair >= 0:
-            run = places + pair * PLACE_COLUMNS
-            nth = place - tl.load(run + FIRST)
-            first = pair - tl.load(run + UNIT).to(tl.int32) * K
-            for unit in range(0, tl.load(part_at(parts, pair) + PITCH).to(tl.int32)):
-                other = first + unit * K
-                other_place = tl.load(places + other * PLACE_COLUMNS + FIRST) + nth
-                finite = finite & all_finite(sums_of(sums, places, other, other_place, active, W, C) / scale)
-        else:
-            claimer = tl.load(pairs + n, mask=active, other=0)
-            pitch = tl.load(part_at(parts, claimer) + PITCH, mask=active, other=0)
-            first_piece = row - tl.load(places + claimer * PLACE_COLUMNS + UNIT, mask=active, other=0) - first_row
-            for unit in range(0, tl.max(pitch).to(tl.int32)):
-                inside = active & (unit < pitch)
-                other_place = tl.load(claims + first_piece + unit, mask=inside, other=0).to(tl.int64)
-                finite = finite & all_finite(sums_of(sums, places, pair, other_place, inside, W, C) / scale)
-    return finite
+    step: Tensor
+    last: Tensor | None  # of rules under which rows lag behind
+    average0: Tensor | None
+    average1: Tensor | None
+    average2: Tensor | None
 
 
 @triton.jit
 def update_kernel(
-    sums, claims, counts, places, rows, pairs, stored, lr, state0, state1, state2, last, step, constants, loss_scale,
-    clip_value, seed, parts, first_pair, num_pairs, num_direct, first_row, direct, claiming,
-    W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, RULE: tl.constexpr,
-    CLIPPED: tl.constexpr, SCALED: tl.constexpr, PITCHED: tl.constexpr, ROUNDED: tl.constexpr,
+    sums, stored, lr, state, constants, loss_scale, clip_value, seed, parts, num_pairs, direct, claiming,
+    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, RULE: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """A run of places, T at a time: the rule, on their rows. ``step`` counts this step already."""
-    pair, begin, end, by, used = run_of(tl.program_id(0), direct, claiming, counts, places, first_pair, num_pairs, T)
+    pair, begin, end, by, used = run_of(tl.program_id(0), sums, num_pairs, direct, claiming, T)
     t = tl.full((), 1, tl.int64)
     if RULE != "sgd" or ROUNDED:
-        t = tl.load(step)
+        t = tl.load(state.step)
     rate = tl.load(lr)
     root = rate  # of Adam's second correction
     if RULE == "adagrad" or RULE == "rowwise_adagrad":
@@ -80,23 +55,18 @@ def update_kernel(
     for block in range(begin, end, by):
         n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
         active = n < used
-        row, place = touched_rows(
-            n, used, pair, claims, places, rows, parts, num_direct, first_row, SCALED and PITCHED
-        )  # fmt: skip
-        g = sums_of(sums, places, pair, place, active, W, C)
+        row, place = touched_rows(n, used, pair, sums, parts)
+        g = sums_of(sums, pair, place, active, W, C)
         elements = row[:, None] * W + columns[None, :]
-        if SCALED:
-            scale = tl.load(loss_scale).to(ACC)
-            g = g / scale
-            finite = finite_rows(
-                g, n, row, place, active, pair, sums, claims, places, pairs, parts, scale, first_row, W, K, C, PITCHED
-            )  # fmt: skip
+        if loss_scale is not None:
+            g = g / tl.load(loss_scale).to(ACC)
+            finite = tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) == 1  # a NaN is not less either
             g = tl.where(finite[:, None], g, 0)
-        if CLIPPED:
+        if clip_value is not None:
             g = tl.where(g != g, g, tl.minimum(tl.maximum(g, -clip_value), clip_value))
         if RULE == "adam" or RULE == "amsgrad":  # a row whose gradient is zero lags behind, like one that was not read
             active = active & (tl.max((g != 0).to(tl.int32), 1) == 1)
-            tl.store(last + row, t.to(tl.int32), mask=active)
+            tl.store(state.last + row, t.to(tl.int32), mask=active)
         mask = active[:, None] & (columns < W)[None, :]
         w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
         # Several threads may hold the same element: a barrier stands between the loads and the stores.
@@ -104,29 +74,29 @@ def update_kernel(
             w -= rate.to(ACC) * g
             tl.debug_barrier()
         elif RULE == "adagrad":
-            h = load_sum(state0, elements, mask) + g * g
+            h = load_sum(state.average0, elements, mask) + g * g
             w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))
             tl.debug_barrier()
-            tl.store(state0 + elements, as_sum(h, state0, elements, t - 1, seed), mask=mask)
+            tl.store(state.average0 + elements, as_sum(h, state.average0, elements, t - 1, seed), mask=mask)
         elif RULE == "rowwise_adagrad":
-            h = tl.load(state0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
+            h = tl.load(state.average0 + row, mask=active, other=0) + tl.sum(g * g, 1) / W
             w -= rate.to(ACC) * g / (tl.sqrt(h) + tl.load(constants + ADAGRAD_EPS).to(ACC))[:, None]
             tl.debug_barrier()
-            tl.store(state0 + row, h, mask=active)
+            tl.store(state.average0 + row, h, mask=active)
         else:
             beta1, beta2 = tl.load(constants + BETA1), tl.load(constants + BETA2)
-            m = tl.load(state0 + elements, mask=mask, other=0)
+            m = tl.load(state.average0 + elements, mask=mask, other=0)
             m += (g - m) * (1 - beta1).to(ACC)
-            v = tl.load(state1 + elements, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
+            v = tl.load(state.average1 + elements, mask=mask, other=0) * beta2.to(ACC) + g * g * (1 - beta2).to(ACC)
             highest = v
             if RULE == "amsgrad":
-                highest = tl.maximum(tl.load(state2 + elements, mask=mask, other=0), v)
+                highest = tl.maximum(tl.load(state.average2 + elements, mask=mask, other=0), v)
             w -= rate.to(ACC) * m / (tl.sqrt(highest) / root.to(ACC) + tl.load(constants + EPS).to(ACC))
             tl.debug_barrier()
-            tl.store(state0 + elements, m, mask=mask)
-            tl.store(state1 + elements, v, mask=mask)
+            tl.store(state.average0 + elements, m, mask=mask)
+            tl.store(state.average1 + elements, v, mask=mask)
             if RULE == "amsgrad":
-                tl.store(state2 + elements, highest, mask=mask)
+                tl.store(state.average2 + elements, highest, mask=mask)
         tl.store(stored + elements, as_stored(w, stored, elements, t - 1, seed, ROUNDED), mask=mask)
 
 
@@ -144,9 +114,10 @@ def update_(
     clip_value: float | None = None,
     loss_scale: Tensor | None = None,
 ) -> Any:
-    """``ops.rules.update_`` in three launches for each range of slots."""
+    """``ops.rules.update_`` in three launches."""
     host = fused_layout(stored, layout, whole_rows=True, any_order=True) if RULES[rule].fused else None
-    if host is None or (rule == "rowwise_adagrad" and host.flags.pitched):
+    by_table_row = rule == "rowwise_adagrad" or loss_scale is not None  # what one row gets depends on all its pieces
+    if host is None or (by_table_row and host.flags.pitched):
         return NotImplemented
     lagging, step = RULES[rule].lags, state.step
     if not grad.numel() or not batch.ids.numel():
@@ -162,25 +133,19 @@ def update_(
     def launches() -> None:
         last = getattr(state, "last", None)
         check_state(stored, *averages, last=last)
-        advanced = replay.advance_of(lr, state, constants) if lagging else replay.NO_ADVANCE
         width = stored.shape[1]
         columns = power_of_2(width)
         block = max(1, min(128, 2048 // columns))
-        rule_constants = on_device(constants, stored.device)
-        counted = None if lagging else step
-        for sums, r in sum_by_row(grad, batch, stored, layout, host, counted, advanced):
-            programs = r.programs(block)
-            launch(
-                update_kernel, (sum(programs),),
-                *sums, stored, lr, *averages, last, step, rule_constants, loss_scale, clip_value or 0.0,
-                seed_bits(rounding_seed), layout.parts, r.first_pair, r.num_pairs, r.num_direct, r.first_row, *programs,
-                W=width, K=layout.parts.shape[1], T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule,
-                CLIPPED=clip_value is not None, SCALED=loss_scale is not None, PITCHED=host.flags.pitched,
-                ROUNDED=rounds(stored, rounding_seed), num_warps=8,
-            )  # fmt: skip
-            if loss_scale is not None and host.flags.pitched and r.num_claimers:  # pieces of rows read the claims
-                size = cdiv(r.num_places - r.num_direct, 1024)
-                launch(release_kernel, (size,), sums.claims, sums.counts, sums.rows, r.first_row, size, T=1024)
+        counted = (None, lr, replay.history_of(state, constants)) if lagging else (step,)
+        sums, places = sum_by_row(grad, batch, stored, layout, host, *counted)
+        programs = places.programs(block)
+        launch(
+            update_kernel, (sum(programs),),
+            sums, stored, lr, RuleState(step, last, *averages), on_device(constants, stored.device), loss_scale,
+            clip_value, seed_bits(rounding_seed), host.on_device.parts, len(places.table), *programs,
+            W=width, T=block, C=columns, ACC=TYPES[stored.dtype], RULE=rule, ROUNDED=rounds(stored, rounding_seed),
+            num_warps=8,
+        )  # fmt: skip
 
     ids, offsets, sample_weights, mean = batch
     if offsets is None:

@@ -42,19 +42,7 @@ class Hash(Scheme):
 
 @dataclass(frozen=True, repr=False)
 class Composed(Scheme):
-    """The options of the operation-based schemes (section 4).
-
-    Args:
-        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
-            keeps them apart.
-        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
-        force: store the table this way even where that does not shrink it; else it stays full.
-        width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
-
-    >>> isinstance(QR(4), Composed), isinstance(Path(4), Composed)
-    (True, False)
-    """
+    """The options of the operation-based schemes (section 4); ``QR`` explains them."""
 
     _: KW_ONLY
     operation: Operation = "mult"
@@ -106,21 +94,7 @@ class QR(Composed):
 
 @dataclass(frozen=True, repr=False)
 class EqualTables(Composed):
-    """The options of the schemes with several tables of about one size (section 3.1).
-
-    Args:
-        num_partitions: number of partitions, hence of tables.
-        num_rows: rows of all tables together; if None, the fewest that keep all ids apart.
-        num_collisions: instead of ``num_rows``: as many rows as hashing with so many collisions has.
-        operation: as in ``Composed``.
-        dims: as in ``Composed``.
-        permute: as in ``Composed``.
-        force: as in ``Composed``.
-        width: as in ``Composed``.
-
-    >>> isinstance(ChineseRemainder(3), EqualTables), isinstance(QR(4), EqualTables)
-    (True, False)
-    """
+    """The options of the schemes with several tables of about one size (section 3.1)."""
 
     num_partitions: int = 3
     _: KW_ONLY

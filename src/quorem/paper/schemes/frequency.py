@@ -258,18 +258,6 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     return place
 
 
-def composed_ids(place: Tensor, spec: TableSpec) -> Tensor:
-    """The composed ids of a table in order of their numbers; ``place`` is the result of ``places``.
-
-    >>> from quorem import Full
-    >>> spec = HotCold(2, cold=Full(), num_rest=2).spec(6, 4)
-    >>> composed_ids(places(spec, None), spec)
-    tensor([2, 3])
-    """
-    ids = (place >= spec.num_own).nonzero().flatten()
-    return torch.empty_like(ids).index_copy_(0, place[ids] - spec.num_own, ids)
-
-
 def cold_ids(nth: Tensor, spec: TableSpec, ranks: Ranks | None) -> Tensor:
     """The ``nth`` composed ids of a table, counted from 0: the inverse of ``places``, without the ids of all places.
 
