@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, MIX, Case, check_bag, check_lookup, fused, truth
 
 from quorem import QR, ChineseRemainder, Full, GeneralizedQR, Hash
-from quorem.ops.cpu import launch_lookup
+from quorem.ops.cpu import launch
 from quorem.ops.rows import IdBatch
 
 pytestmark = pytest.mark.kernels(device="cpu")
@@ -30,7 +30,7 @@ def test_lookup_of_any_width(width):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [8, 16, 32, 48])
 def test_lookup_written_past_the_caches(dtype, width, monkeypatch):
-    monkeypatch.setattr(launch_lookup, "STREAMED", 0)
+    monkeypatch.setattr(launch, "STREAMED", 0)
     case = Case(width=width, dtype=dtype)
     check_lookup(case, case.ids(100))
 

@@ -3,7 +3,7 @@
 From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
 ``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
 turns tensors into what these take, ``pages`` gives memory, and ``sharing`` says which slots are summed together.
-``launch_lookup``, ``launch_gradients`` and ``launch_rules`` are the ops.
+``launch``, ``launch_gradients`` and ``launch_rules`` are the ops.
 """
 
 from collections.abc import Callable
@@ -41,10 +41,10 @@ def kernels() -> dict[str, Callable[..., Any]]:
         return {}
     if getattr(config, "DISABLE_JIT", False):
         return {}
-    from . import launch_gradients, launch_lookup, launch_rules, projection
+    from . import launch, launch_gradients, launch_rules, projection
 
     ops: tuple[Callable[..., Any], ...] = (
-        launch_lookup.lookup,
+        launch.lookup,
         launch_gradients.backward,
         launch_gradients.row_grads,
         launch_gradients.sample_weights_backward,

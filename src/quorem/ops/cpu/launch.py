@@ -1,7 +1,11 @@
-"""From tensors to what the kernels take: the ids of a batch and the rows that they read."""
+"""From tensors to what the kernels take: the ids of a batch and the rows that they read; and lookups.
 
+A small batch runs on the calling thread, a large one on as many threads as torch may use.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 import torch
@@ -9,11 +13,14 @@ from torch import Tensor
 
 from ..codes import NARROW, row_bytes
 from ..layout import Layout, check_rows, num_rows_read
-from ..lookup import CodeOptions
+from ..lookup import CodeOptions, count_invalid_
 from ..per_tensor import PerTensor
-from ..rows import IdBatch, accumulator
+from ..rows import IdBatch, accumulator, raise_out_of_range
 from ..words import with_words
-from . import lookup
+from . import lookup as kernels
+from .pages import in_huge_pages
+from .source import BLOCK
+from .threads import run_tasks, threads_for
 from .vector import columns
 
 # What the kernels take as ``kind`` (see ``vector``).
@@ -26,6 +33,7 @@ KINDS = {
 # Of quantized rows, by their bits and whether they are narrow.
 CODE_KINDS = {(8, False): np.uint8(0), (4, False): np.int8(0), (8, True): np.uint32(0), (4, True): np.int32(0)}
 MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 1 KB for each partition
+STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
 _NO_CODES = CodeOptions()
 
 
@@ -81,7 +89,7 @@ def kernel_input(
     weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
     jagged = (offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
     source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), 1, 0, size, *jagged)
-    if not lookup.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
+    if not kernels.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
     return KernelInput(kind, width, source, size, len(ids), longest, (ids, stored, known, offsets, entries, factors))
@@ -143,3 +151,53 @@ def _stamp(layout: Layout) -> tuple[int, ...]:
         return (slots._version, parts._version, maps._version, spans._version, ranks._version, *addresses)
     except RuntimeError:  # tensors that were made in inference mode do not count writes
         return (*(hash(tensor.numpy().tobytes()) for tensor in layout), *addresses)
+
+
+def lookup(
+    batch: IdBatch,
+    stored: Tensor,
+    layout: Layout,
+    invalid: Tensor | None = None,
+    *,
+    names: str,
+    **codes: Unpack[CodeOptions],
+) -> Tensor:
+    """``ops.lookup.lookup``, or IndexError for an id out of range."""
+    inputs = kernel_input(batch, stored, layout, codes=codes)
+    if inputs is None:
+        return NotImplemented
+    dtype = wanted = codes.get("dtype", stored.dtype)
+    if codes and wanted is torch.float64:
+        dtype = torch.float32  # what kernels write if rows are codes
+    shape = (inputs.size, layout.parts.shape[0], codes.get("width", stored.shape[1]))
+    out = in_huge_pages(stored.new_empty(shape, dtype=dtype))
+    if _write(inputs, layout, out, single=batch.offsets is None):
+        if invalid is None:
+            raise_out_of_range(batch, layout, names)
+        else:
+            count_invalid_(batch, invalid, layout)
+    return out if dtype is wanted else out.double()
+
+
+def _write(inputs: KernelInput, layout: Layout, out: Tensor, single: bool) -> bool:
+    """Write the vectors of single ids, or the pooled vectors of bags. Returns whether an id was out of range."""
+    (slots, partitions, _), width, address = layout.parts.shape, out.shape[2], out.data_ptr()
+    streamed = out.nbytes >= STREAMED and (address | width * out.itemsize) % 64 == 0
+    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[out.dtype], address)
+
+    def run(first: int, last: int) -> bool:
+        if single:
+            invalid: bool = kernels.lookup(*fixed, streamed, first, last)
+        else:
+            carry = out.new_empty(width, dtype=accumulator(out))
+            invalid = kernels.bag(*fixed, carry.data_ptr(), first, last)
+        return invalid
+
+    threads = threads_for(inputs.num_ids * slots // len(layout.spans) * width * partitions)
+    return run_tasks(run, ranges(inputs.size, threads), threads)
+
+
+def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """``n`` entries in ranges of whole blocks, four a thread, so that a slow thread can leave some to the others."""
+    step = n if threads == 1 else -(-n // (4 * threads * BLOCK)) * BLOCK
+    return ((first, min(first + step, start + n)) for first in range(start, start + n, max(step, 1)))

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..layout import Layout
 from ..rows import IdBatch, accumulator
 from . import gradients
-from .launch import KernelInput, kernel_input
-from .launch_lookup import ranges
+from .launch import KernelInput, kernel_input, ranges
 from .pages import Scratch, in_huge_pages
 from .sharing import Unit, sharing_of
 from .threads import STEP_COST, run_tasks, threads_for

@@ -44,8 +44,8 @@ class Sharing:
         first: dict[tuple[int, ...], int] = {}
         self.owners = torch.arange(self.num_slots * self.num_partitions, device="cpu").view(self.num_slots, -1)
         self.readers = [[0] * self.num_partitions for _ in range(self.num_slots)]  # slots that add to each part
-        self.pitches = layout.parts[..., PITCH].long().contiguous()
         self.num_rows = [[size * pitch for _, size, pitch in slot] for slot in parts]
+        self.pitches = layout.parts[..., PITCH].long().contiguous()
         for slot, group in enumerate(layout.slots[:, GROUP].tolist()):
             base, _, pitch = parts[slot][0]
             continues = slot > 0 and pitch > 1 and base == parts[slot - 1][0][0] + 1
