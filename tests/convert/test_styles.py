@@ -134,7 +134,11 @@ def test_a_model_trains_on_and_its_tables_are_freed(style):
     report = compress_(model, QR(4, operation="add"), fit=True, optimizer=optimizer)
     gc.collect()
     assert [reference() for reference in old] == [None] * len(old)
-    assert len(report.swapped) == len(old) and not report.outdated
+    assert (
+        len(report.swapped) == len(old)
+        and not report.outdated
+        and not any("not free" in line for line in report.references)
+    )
     after = trained(model, optimizer)
     assert before[-1] < before[0] and after[-1] < min(after[0], before[0])
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -185,3 +189,12 @@ def test_writes_into_weight_data_raise_and_filters_by_class_do_not_match():
         model.items.weight.data = torch.zeros(IDS, DIM)
     model.items.weight = torch.zeros(IDS, DIM)  # fitted
     assert not model.items.weight.any()
+
+
+def test_embeddings_out_of_reach_are_reported():
+    """In a plain dict, which torch does not list as a submodule; scripted, which cannot be changed."""
+    model = nn.Sequential(nn.Embedding(50, 4), torch.jit.script(nn.Embedding(500, 4)))
+    model[0].others = {"user": nn.Embedding(500, 4)}
+    text = str(compress_(model, QR(4)))
+    assert "1 is a scripted Embedding: not compressed" in text
+    assert "others holds 1 embeddings that are no submodules: not compressed" in text

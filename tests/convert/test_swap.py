@@ -21,6 +21,19 @@ def test_without_a_scheme_a_table_is_full():
     assert Embedding(300, 8).scheme == Full() and EmbeddingBag(300, 8).is_full()
 
 
+@pytest.mark.parametrize("name", ["scheme", "plan"])
+def test_scheme_and_plan_are_names_too(name):
+    model = model_of()
+    assert compress_(model, **{name: {"0": QR(4)}}).swapped == ["0"] and model[0].scheme == QR(4)
+    with pytest.raises(ValueError, match="exactly one of scheme_or_plan, scheme, plan and budget"):
+        compress_(model_of(), QR(4), **{name: {"0": QR(4)}})
+
+
+def test_filter_fn_takes_the_module_first():
+    model = nn.ModuleDict({"small": nn.Embedding(100, 8), "large": nn.Embedding(300, 8)})
+    assert compress_(model, QR(4), filter_fn=lambda module, name: module.num_embeddings > 200).swapped == ["large"]
+
+
 def patched(module: nn.Module) -> None:
     """As accelerate's hooks do it."""
     old = module.forward
@@ -130,6 +143,14 @@ def test_what_goes_on_using_the_old_table_is_said_in_the_first_line():
     model.head = lambda x: x @ weight.T
     report = compress_(model, QR(4))
     assert "the old table of 0: something outside the model (cell" in str(report).splitlines()[0]
+
+
+def test_a_result_that_was_computed_before_is_reported():
+    """RecBole's LightGCN keeps the propagated table between predictions."""
+    model = model_of()
+    model.cached = model[0].weight.detach() * 2
+    report = compress_(model, QR(4), fit=True)
+    assert str(report).startswith("cached is a tensor of the shape of 0: if it was computed from the old table")
 
 
 class Scaled(nn.Embedding):

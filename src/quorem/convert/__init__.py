@@ -22,7 +22,7 @@ from .decompress import decompress_
 from .follow import check_followed, follow_, optimizer_name
 from .groups import WeightGroup, check_model, groups_in, leave_out, torchrec_tools
 from .report import Entry, Report
-from .swap import keep_, swap_
+from .swap import computed_before, keep_, out_of_reach, swap_
 
 __all__ = ["Entry", "Report", "compress_", "decompress_"]
 
@@ -31,6 +31,8 @@ def compress_(
     model: nn.Module,
     scheme_or_plan: Scheme | Mapping[str, Scheme] | None = None,
     *,
+    scheme: Scheme | Mapping[str, Scheme] | None = None,
+    plan: Mapping[str, Scheme] | None = None,
     budget: int | str | None = None,
     threshold: int = 0,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
@@ -54,6 +56,8 @@ def compress_(
     Args:
         model: the model; works on the meta device too.
         scheme_or_plan: one scheme for all tables, or a mapping of module name to scheme, such as a ``quorem.plan``.
+        scheme: another name for ``scheme_or_plan``.
+        plan: another name for ``scheme_or_plan``.
         budget: instead of ``scheme_or_plan``, bytes that all tables and their optimizer state may take, as a number or
             a string such as "2GB"; tables that cannot be replaced count too.
         threshold: tables of at most this many ids stay as they are.
@@ -71,7 +75,7 @@ def compress_(
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: unless either ``scheme_or_plan`` or ``budget`` is given, a name is unknown, the budget is too small,
+        ValueError: if not exactly one of scheme, plan and budget is given, a name is unknown, the budget is too small,
             the model is inside ``DistributedDataParallel``, or an optimizer cannot be given the stored rows.
 
     >>> from quorem import QR
@@ -81,8 +85,9 @@ def compress_(
     (40064, ['0'])
     """
     check_model(model, nn.Embedding | nn.EmbeddingBag)
-    if (scheme_or_plan is None) == (budget is None):
-        raise ValueError("exactly one of scheme_or_plan and budget must be given")
+    given = [each for each in (scheme_or_plan, scheme, plan) if each is not None]
+    if len(given) + (budget is not None) != 1:
+        raise ValueError("exactly one of scheme_or_plan, scheme, plan and budget must be given")
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn ({filter_fn!r}) must be a function of a module and its name")
     check_int("threshold", threshold, 0)
@@ -101,7 +106,7 @@ def compress_(
     counted = optimizers if optimizer is None else [optimizer]
     state_dtypes: set[StateDtype] = {getattr(each, "state_dtype", "float32") for each in counted}
     state_dtype: StateDtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
-    choose(groups, scheme_or_plan, budget, kind, frequencies or {}, fit, lags, state_dtype)
+    choose(groups, next(iter(given), None), budget, kind, frequencies or {}, fit, lags, state_dtype)
     for each in optimizers:
         check_followed(each, [group.first.weight for group in groups if group.choice is not None])
         for collection in collections:
@@ -112,9 +117,11 @@ def compress_(
         for collection in collections:
             if collection.module in new.modules:
                 report.references += collection.follow_(each, new.modules[collection.module])
-    old_weights = new.old_weights
+    old_weights, shapes = new.old_weights, {tuple(group.first.weight.shape): group.name for group in groups}
     del groups, collections, new, optimizers  # they have references to the replaced modules
     _check_freed(old_weights, report)
+    report.outdated += computed_before(model, {shape: name for shape, name in shapes.items() if name in old_weights})
+    report.references += out_of_reach(model)
     return report
 
 
@@ -217,8 +224,12 @@ def _check_freed(replaced: Mapping[str, "weakref.ref[Tensor]"], report: Report) 
     """Report old weights that something still references."""
     gc.collect()
     for name, reference in replaced.items():
-        if (weight := reference()) is not None:
-            kinds = {type(holder).__name__ for holder in gc.get_referrers(weight)} - {"frame"}
-            holders = ", ".join(sorted(kinds)) or "a variable or graph"
-            text = f"something outside the model ({holders}) holds it and will go on using it"
+        weight = reference()
+        if weight is None:
+            continue
+        holders = {type(holder).__name__ for holder in gc.get_referrers(weight)} - {"frame"}
+        if holders:
+            text = f"something outside the model ({', '.join(sorted(holders))}) holds it and will go on using it"
             report.outdated.append(f"the old table of {name}: {text}")
+        else:
+            report.references.append(f"the old table of {name}: its memory is not free, a variable or graph holds it")

@@ -69,6 +69,10 @@ def check_followed(optimizer: TorchOptimizer, parameters: Iterable[Tensor]) -> N
     afterwards = "change the model before the optimizer's first step, or delete it and make it anew afterwards"
     if isinstance(optimizer, torch.optim.LBFGS) and held and optimizer.state:
         raise ValueError(f"optimizer ({kind}) has a history over all parameters together: {afterwards}")
+    groups = [id(group["params"]) for group in optimizer.param_groups]
+    for name, value in vars(optimizer).items():
+        if isinstance(value, list) and id(value) not in groups and any(each is p for each in value for p in held):
+            raise ValueError(f"optimizer ({kind}) also holds a table in {name}: {afterwards}")
     for p in held:
         for name, value in optimizer.state.get(p, {}).items():
             if not isinstance(value, Tensor) or value.dim() == 0:

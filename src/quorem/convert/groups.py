@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from ..checks import FLOAT_DTYPES
 from ..paper.schemes import Scheme
-from .swap import patched_attributes
+from .swap import bound_attributes
 
 TORCH_CLASSES = (nn.Embedding, nn.EmbeddingBag)
 # Methods that a subclass may override: they only initialize the weight, which exists already, or describe the module.
@@ -110,8 +110,8 @@ def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
     extra = [n for n, _ in [*module.named_parameters(), *module.named_buffers()] if n != "weight"]
     if parametrize.is_parametrized(module) or extra or "weight" not in module._parameters:
         return f"its weight is parametrized, pruned or joined by others ({', '.join(extra)})"
-    if patched := patched_attributes(module):
-        return f"its {', '.join(patched)} calls the module that it was made for: compress it first"
+    if bound := bound_attributes(module):
+        return f"its {', '.join(bound)} calls the module that it was made for: compress it first"
     methods = _own_methods(type(module))
     if methods:
         return f"{type(module).__name__} has methods of its own ({', '.join(methods)})"

@@ -1,10 +1,12 @@
 """Replace old modules by new ones, wherever they or their parameters are referenced."""
 
+import functools
 import types
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 
 HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
@@ -33,10 +35,23 @@ def added_attributes(module: nn.Module) -> set[str]:
     return vars(module).keys() - vars(kind(1, 1, device="meta")).keys()
 
 
-def patched_attributes(module: nn.Module) -> list[str]:
-    """What was compiled or patched on the module itself, and so calls it."""
-    added = added_attributes(module)
-    return [title for name, title in (("forward", "forward"), ("_compiled_call_impl", "compile()")) if name in added]
+def bound_attributes(module: nn.Module) -> list[str]:
+    """Attributes of a module's instance that call the module itself, such as a ``forward`` that was patched."""
+    names = [name for name in added_attributes(module) if _calls(vars(module)[name], module)]
+    return sorted({"compile()" if name == "_compiled_call_impl" else name for name in names})
+
+
+def _calls(value: Any, module: nn.Module) -> bool:
+    """Whether ``value`` is a function that refers to ``module``: bound to it, partial, or in its closure."""
+    if isinstance(value, functools.partial):
+        return any(part is module or _calls(part, module) for part in (value.func, *value.args))
+    if isinstance(value, types.MethodType):
+        return value.__self__ is module
+    if not isinstance(value, types.FunctionType):
+        return False
+    cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]  # an empty one raises
+    wrapped = vars(value).get("__wrapped__")
+    return any(part is module or _calls(part, module) for part in (*cells, wrapped) if part is not value)
 
 
 def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
@@ -98,3 +113,42 @@ def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], dept
 def _is_plain(value: Any) -> bool:
     """Whether ``value`` is an object with attributes, but not a module, tensor, optimizer, class or function."""
     return not isinstance(value, NEVER_PLAIN) and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def out_of_reach(model: nn.Module) -> list[str]:
+    """Embeddings that were not replaced because they are scripted or not registered as submodules, in words."""
+    listed, names = set(model.modules()), []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            if module.original_name in ("Embedding", "EmbeddingBag"):
+                names.append(
+                    f"{path} is a scripted {module.original_name}: not compressed. Compress it before scripting"
+                )
+            continue
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, dict | list | tuple):
+                continue
+            entries = value.values() if isinstance(value, dict) else value
+            count = sum(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each not in listed for each in entries)
+            if count:
+                name = f"{path + '.' if path else ''}{attribute}"
+                names.append(
+                    f"{name} holds {count} embeddings that are no submodules: not compressed. Use nn.ModuleDict"
+                )
+    return names
+
+
+def computed_before(model: nn.Module, shapes: Mapping[tuple[int, ...], str]) -> list[str]:
+    """Tensors in attributes of modules that may have been computed from a replaced table, in words.
+
+    Args:
+        model: the model.
+        shapes: names of the replaced tables by their shape.
+    """
+    return [
+        f"{path + '.' if path else ''}{attribute} is a tensor of the shape of {shapes[tuple(value.shape)]}: if it was"
+        " computed from the old table, it goes on using it until it is computed again"
+        for path, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor) and tuple(value.shape) in shapes
+    ]
