@@ -177,7 +177,7 @@ class EmbeddingCollection(Tables):
                 raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {features}] without offsets")
             if per_sample_weights is not None:
                 raise ValueError("per_sample_weights must be None without offsets")
-            out = self._lookup(IdBatch(ids))
+            out = self._projected(ids) if self.narrow else self._lookup(IdBatch(ids))
         else:
             if ids.dim() != 1:
                 raise ValueError(f"ids has shape {tuple(ids.shape)} but must be 1-D with offsets")
@@ -189,8 +189,7 @@ class EmbeddingCollection(Tables):
                 check_sample_weights(per_sample_weights, ids, "ids")
                 per_sample_weights = per_sample_weights.to(self.dtype)
             out = self._lookup(IdBatch(ids, offsets, per_sample_weights, self.mode == "mean"))
-        if self.narrow:
-            out = self._project(out)
+            out = self._project(out) if self.narrow else out
         if not self._one_width:
             return out.flatten(1)
         shape = (out.shape[0], len(self.embedding_dims), self.embedding_dims[0])

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from ..checks import check_device, is_exporting
 from ..ops import autograd
+from ..ops.cpu.pages import in_huge_pages
+from ..ops.declare import is_eager
 from ..ops.lagging import unwatched
 from ..ops.layout import LIMIT, pool_key
 from ..ops.lookup import pooling_factor
+from ..ops.projection import Piece, pieces_of, project
 from ..ops.rows import IdBatch, accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
 from ..ops.updates import updates_of
 from ..paper.operations import OPERATIONS
@@ -20,6 +23,8 @@ from . import plain
 from .id_rules import replaced_ids
 from .path_networks import PathNetworks
 from .storage import StoredTables
+
+AT_ONCE = 2048  # batch entries a thread of a lookup of narrow rows
 
 
 class Tables(StoredTables):
@@ -127,25 +132,30 @@ class Tables(StoredTables):
                 out = out.index_copy(1, group.columns, self._path_bag(group, batch))
         return out
 
-    def _project(self, composed: Tensor) -> Tensor:
+    def _project(self, composed: Tensor, out: Tensor | None = None) -> Tensor:
         """The vectors ``[B, sum of D]`` of composed rows ``[B, S, W]``: narrow ones times the matrices of their tables.
 
-        Tables with matrices of one shape share a batched product.
+        Without gradients they are written to ``out``, where that is given.
         """
-        specs = [(t, self.specs[t]) for t in self.table_of for _ in range(self.specs[t].num_vectors)]
-        if len(self.specs) == 1:  # all vectors times one matrix
+        if len(self.specs) == 1 and out is None:  # all vectors times one matrix
             return (composed.reshape(-1, self.specs[0].width) @ self.projections[0]).view(composed.shape[0], -1)
-        pieces = list(composed.flatten(1).split([spec.width for _, spec in specs], 1))
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i, (_, spec) in enumerate(specs):
-            if spec.is_narrow:
-                groups.setdefault((spec.width, spec.embedding_dim), []).append(i)
-        for members in groups.values():
-            matrices = [self.projections[self.narrow.index(specs[i][0])] for i in members]
-            products = torch.bmm(torch.stack([pieces[i] for i in members]), torch.stack(matrices))
-            for i, product in zip(members, products.unbind(), strict=True):
-                pieces[i] = product
-        return torch.cat(pieces, 1)
+        return project(composed.flatten(1), self._pieces(), list(self.projections), out)
+
+    def _pieces(self) -> list[Piece]:
+        tables = [t for t in self.table_of for _ in range(self.specs[t].num_vectors)]
+        widths, dims = [self.specs[t].width for t in tables], [self.specs[t].embedding_dim for t in tables]
+        return pieces_of(widths, dims, [self.narrow.index(t) if t in self.narrow else -1 for t in tables])
+
+    def _projected(self, ids: Tensor) -> Tensor:
+        """The vectors of narrow rows of ids ``[B, F]``, in blocks whose composed rows stay in the processor's cache."""
+        size = AT_ONCE * torch.get_num_threads()
+        if torch.is_grad_enabled() or not ids.is_cpu or len(ids) <= size or not is_eager():
+            return self._project(self._lookup(IdBatch(ids)))
+        length = sum(piece.dim for piece in self._pieces())
+        out = in_huge_pages(torch.empty(len(ids), length, dtype=self.dtype))
+        for block, vectors in zip(ids.split(size), out.split(size), strict=True):
+            self._project(self._lookup(IdBatch(block)), vectors)
+        return out
 
     def _path_bag(self, group: PathNetworks, batch: IdBatch) -> Tensor:
         """Pooled vectors of the features of one group, ``[B, slots of the group, W]``; transformed before pooling."""

@@ -41,7 +41,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
         return {}
     if getattr(config, "DISABLE_JIT", False):
         return {}
-    from . import launch, launch_gradients, launch_rules
+    from . import launch, launch_gradients, launch_rules, projection
 
     ops: tuple[Callable[..., Any], ...] = (
         launch.lookup,
@@ -52,5 +52,6 @@ def kernels() -> dict[str, Callable[..., Any]]:
         launch_rules.rows_update_,
         launch_rules.catch_up_,
         launch_rules.rows_catch_up_,
+        projection.project,
     )
     return {op.__name__: op for op in ops}
