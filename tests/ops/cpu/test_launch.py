@@ -113,7 +113,9 @@ def test_a_layout_on_another_device_reaches_no_kernel(monkeypatch):
 @pytest.mark.parametrize("name", Layout._fields[:4])
 def test_a_layout_of_uninitialized_integers_is_refused(name):
     case = Case([MIX[0], MIX[8]])
-    layout = case.layout._replace(**{name: torch.full_like(getattr(case.layout, name), 2**62 + 12345)})
+    integers = getattr(case.layout, name)
+    wrong = torch.full_like(integers, torch.iinfo(integers.dtype).max - 12345)
+    layout = case.layout._replace(**{name: wrong})
     with pytest.raises(ValueError, match="the layout's integers are none of a layout"):
         fused("lookup", IdBatch(case.ids(3)), case.stored, layout, names="")
 

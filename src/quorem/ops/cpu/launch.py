@@ -69,7 +69,7 @@ def kernel_input(
     ids, offsets, sample_weights, mean = batch
     features, width = layout.spans.shape[0], columns(codes.get("width", stored.shape[1]))
     if offsets is None:
-        size, fits = len(ids), ids.dim() == 2 and ids.shape[1] == features
+        size, fits = ids.shape[0], ids.dim() == 2 and ids.shape[1] == features
     else:
         size, rest = divmod(len(offsets) - 1, features)
         fits = ids.dim() == 1 and not rest and (sample_weights is None or sample_weights.shape == ids.shape)
@@ -106,7 +106,9 @@ def _kind(
         kind = CODE_KINDS.get((bits, width <= NARROW)) if fits else None
     if ids.dtype not in (torch.int32, torch.int64):
         return None
-    if grad is not None and (grad.dtype != stored.dtype or grad.shape != (size, len(layout.slots), stored.shape[1])):
+    if grad is not None and (
+        grad.dtype != stored.dtype or grad.shape != (size, layout.slots.shape[0], stored.shape[1])
+    ):
         return None
     return kind
 
@@ -116,7 +118,7 @@ class KernelLayout(NamedTuple):
 
     stamp: tuple[int, ...]
     num_rows: int  # that ``stored`` must have
-    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``layout_is_int64``
+    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``num_features``
     maps: Tensor  # with the words of lists
     kept: tuple[Tensor, ...]  # with the addresses of ``fields`` and ``stamp``; not ``layout.slots``: this dies with it
 
@@ -136,10 +138,11 @@ def kernel_layout(layout: Layout) -> KernelLayout | None:
     if layout.parts.shape[1] > MOST_PARTITIONS or not all(t.is_contiguous() for t in layout):
         return None
     num_rows, words = num_rows_read(layout), with_words(layout, layout.slots)
-    tensors = (words.slots, layout.parts, words.maps, layout.spans)
-    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0], int(layout.slots.dtype == torch.int64))
-    fields = (*(tensor.data_ptr() for tensor in tensors), *sizes)
-    kept = (*layout[1:], words.slots) if words.levels else layout[1:]
+    # Copies in int64, whatever the layout has: kernels read these integers for each block of ids.
+    slots, parts, spans = (t.to(torch.int64, copy=True) for t in (words.slots, layout.parts, layout.spans))
+    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0])
+    fields = (*(tensor.data_ptr() for tensor in (slots, parts, words.maps, spans)), *sizes)
+    kept = (*layout[1:], slots, parts, spans)
     return _layouts.set(layout.slots, KernelLayout(stamp, num_rows, fields, words.maps, kept))
 
 
@@ -193,8 +196,8 @@ def _write(inputs: KernelInput, layout: Layout, out: Tensor, single: bool) -> bo
             invalid = kernels.bag(*fixed, carry.data_ptr(), first, last)
         return invalid
 
-    threads = threads_for(inputs.num_ids * slots // len(layout.spans) * width * partitions)
-    return run_tasks(run, ranges(inputs.size, threads), threads)
+    threads = threads_for(inputs.num_ids * slots // layout.spans.shape[0] * width * partitions)
+    return run(0, inputs.size) if threads == 1 else run_tasks(run, ranges(inputs.size, threads), threads)
 
 
 def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:

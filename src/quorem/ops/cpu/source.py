@@ -35,7 +35,6 @@ class Source(NamedTuple):
     num_slots: int  # S
     num_partitions: int  # K
     num_features: int  # F
-    layout_is_int64: int  # ``slots``, ``parts`` and ``spans``; else int32
     ids: int
     ids_are_int64: int  # else int32
     entry_stride: int  # elements from an id to the same feature's id in the next batch entry
@@ -55,23 +54,15 @@ def id_item(source, position):
 
 
 @helper
-def layout_item(source, integers, position):
-    """An integer of the layout: of ``slots``, ``parts`` or ``spans``."""
-    if source.layout_is_int64:
-        return item(INT64, integers, position)
-    return np.int64(item(INT32, integers, position))
-
-
-@helper
 def slot_item(source, s, column):
     """An entry of ``slots``."""
-    return layout_item(source, source.slots, s * SLOT_COLUMNS + column)
+    return item(INT64, source.slots, s * SLOT_COLUMNS + column)
 
 
 @helper
 def part_item(source, s, k, column):
     """An entry of ``parts``."""
-    return layout_item(source, source.parts, (s * source.num_partitions + k) * PART_COLUMNS + column)
+    return item(INT64, source.parts, (s * source.num_partitions + k) * PART_COLUMNS + column)
 
 
 @helper
