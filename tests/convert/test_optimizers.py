@@ -213,3 +213,16 @@ def test_quantized_rows_leave_their_optimizer():
     with pytest.warns(UserWarning, match="Adam no longer trains the rows of 1 tables: rows of 8 bits"):
         quantize_(model)
     assert len(optimizer.param_groups[0]["params"]) == len(optimizer.state) == 2
+
+
+def test_the_report_counts_state_in_few_bits():
+    sizes = {}
+    for dtype in ("float32", "log8"):
+        model = nn.Sequential(nn.EmbeddingBag(1000, 16, sparse=True))
+        optimizer = optim.Adagrad(model.parameters(), lr=0.1, state_dtype=dtype)
+        sizes[dtype] = compress_(model, QR(4), optimizer=optimizer).state_bytes
+        model[0](torch.arange(8)[None]).sum().backward()
+        optimizer.step()
+        state = optimizer.state[model[0].stored]
+        assert sizes[dtype] == sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))
+    assert sizes["log8"] < sizes["float32"] / 3

@@ -111,7 +111,7 @@ def compress_(
         check_followed(each, [group.first.weight for group in groups if group.choice is not None])
         for collection in collections:
             collection.check_followed(each)
-    report, new = _replace(model, groups, collections, fit, kind, lags)
+    report, new = _replace(model, groups, collections, fit, kind, lags, state_dtype)
     for each in optimizers:
         report.references += follow_(each, new.by_weight)
         for collection in collections:
@@ -158,13 +158,19 @@ class _Replacements:
 
 
 def _replace(
-    model: nn.Module, groups: list[WeightGroup], collections: list[Any], fit: bool, kind: Optimizer | None, lags: bool
+    model: nn.Module,
+    groups: list[WeightGroup],
+    collections: list[Any],
+    fit: bool,
+    kind: Optimizer | None,
+    lags: bool,
+    state_dtype: StateDtype,
 ) -> tuple[Report, _Replacements]:
     """Replace the embeddings of the groups, and linear layers that share a weight with them."""
     report, new = Report(), _Replacements()
     for group in groups:
         if group.collection is None:
-            report.entries += _replace_group(group, fit, kind, lags, new)
+            report.entries += _replace_group(group, fit, kind, lags, state_dtype, new)
     for collection in collections:
         composed = collection.replacement(fit)
         report.entries += collection.entries(composed, kind)
@@ -188,7 +194,7 @@ def _replace(
 
 
 def _replace_group(
-    group: WeightGroup, fit: bool, kind: Optimizer | None, lags: bool, new: _Replacements
+    group: WeightGroup, fit: bool, kind: Optimizer | None, lags: bool, state_dtype: StateDtype, new: _Replacements
 ) -> list[Entry]:
     """Add the composed modules of one group to ``new``, if it has a choice; returns the entries of its modules.
 
@@ -209,7 +215,7 @@ def _replace_group(
             new.changed.append(f"{name}: the vector of padding_idx ({pad}) was not zero and is zero now")
         if first is None:
             first = composed
-            after, state = size_of(composed), state_bytes(composed, kind, lags)
+            after, state = size_of(composed), state_bytes(composed, kind, lags, state_dtype)
             entries.append(Entry(name, *sizes, module.weight.nbytes, after, state, choice.scheme, choice.why))
         else:
             after, why = size_of(composed, shared=True), f"shares the weight of {group.name}"

@@ -133,10 +133,12 @@ def kept_bytes(module: Any, kind: Optimizer | None, lags: bool) -> tuple[int, in
     return module.weight.nbytes, module.num_embeddings * rate.row_state + rate.table_state + storage.shared_state()
 
 
-def state_bytes(module: Embedding, kind: Optimizer | None, lags: bool) -> int:
+def state_bytes(module: Embedding, kind: Optimizer | None, lags: bool, state_dtype: StateDtype) -> int:
     """Bytes of the state that an optimizer keeps for the stored rows, and for networks and matrices."""
     rows, width = module.stored.shape
-    storage = TrainedStorage((width,), (1,), module.stored.dtype, module.sparse, kind, lags=lags)
+    by_one = module.sparse or state_dtype != "float32"  # such an optimizer updates rows one by one
+    dtype = module.stored.dtype
+    storage = TrainedStorage((width,), (1,), dtype, by_one, kind, lags=lags, state_dtype=state_dtype)
     rate = storage.rate(width)
     by_row = rows * rate.row_state + len(module.all_extents) * rate.table_state + storage.shared_state()
     others = [p for p in module.parameters() if p is not module.stored]
