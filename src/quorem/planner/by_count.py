@@ -5,7 +5,7 @@ all tables. The most frequent ids are *hot* and have rows of their own. The rare
 in each table. The ids between are *cold* and share one pool. Let R be the number of rows that the budget pays for.
 
 1. The rest are the ids seen at most ``r`` times, where ``r`` is the smallest number, at least ``rarely``, for which at
-   most ``kept_per_row`` R other ids remain.
+   most ``kept_per_row`` R other ids remain. Where ids seen once come back (``noise``), ``r`` may be 0.
 2. If the other ids all fit, they are hot, and the remaining rows go to further ids by falling count.
 3. Otherwise the pool takes ``pool_share`` of the rows, or less if fewer ids than that are without a row.
 
@@ -205,6 +205,11 @@ class CountedTables:
         visits = self.value * self.ids
         return float(visits[self.value <= count].sum()) / (float(visits.sum()) or 1.0)
 
+    def visits_of_once(self) -> float:
+        """Visits that an id seen once can expect in as many rows again."""
+        once, twice = (int(self.ids[self.value == count].sum()) for count in (1, 2))
+        return 2 * twice / max(once, 1)
+
     def full(self) -> Division:
         """Every table is stored in full."""
         none = np.zeros_like(self.size)
@@ -284,22 +289,23 @@ def divide(tables: CountedTables, budget: int, rule: Rule) -> Division | None:
 
 
 def noise(tables: CountedTables) -> float:
-    """The count up to which an id is not worth a row: 1, or 0 where counts are fractions (shares of traffic)."""
-    return 1.0 if (tables.value == np.floor(tables.value)).all() else 0.0
+    """The count up to which an id is not worth a row: 1 if most ids seen once will not be seen again, else 0.
+
+    In as many rows again an id seen once can expect ``2 N2 / N1`` visits (the estimate of Good and Turing), where N1
+    ids were seen once and N2 twice. Where counts are fractions (shares of traffic), it is 0 too.
+    """
+    return 1.0 if (tables.value == np.floor(tables.value)).all() and tables.visits_of_once() < 1 else 0.0
 
 
-def gives_rows_to_all(tables: CountedTables, division: Division, *, serving: bool) -> bool:
-    """Whether each id that occurs more than once has a row of its own; in serving, also nearly all seen once.
+def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
+    """Whether each id that occurs more than once has a row of its own, and nearly all visits to come go to such rows.
 
-    In serving fewer bits cost next to nothing, so ids seen once count as far as they will be seen again: in as many
-    rows again such an id can expect ``2 N2 / N1`` visits (the estimate of Good and Turing), where N1 ids were seen once
-    and N2 twice.
+    Fewer bits cost next to nothing, so ids seen once count as far as they will be seen again.
     """
     if _num_without_row(tables, division, noise(tables)):
         return False
-    once, twice = (int(tables.ids[tables.value == count].sum()) for count in (1, 2))
-    visits = 2 * twice / max(once, 1) * _num_without_row(tables, division, 0.0)
-    return not serving or visits <= SHARED_VISITS * float((tables.value * tables.ids).sum())
+    visits = tables.visits_of_once() * _num_without_row(tables, division, 0.0)
+    return visits <= SHARED_VISITS * float((tables.value * tables.ids).sum())
 
 
 def _num_without_row(tables: CountedTables, division: Division, threshold: float) -> int:

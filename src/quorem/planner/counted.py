@@ -120,7 +120,7 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int, r
     return Candidate(
         planned,
         least,
-        gives_rows_to_all(tables, division, serving=stored.optimizer is None),
+        gives_rows_to_all(tables, division),
         of_cold + REST_COST * max(0.0, of_rest - tables.share_up_to(rule.rarely if noise(tables) else 0)),
     )
 

@@ -34,7 +34,7 @@ from .compiled import helper, inner, kernel
 from .lookup import compose
 from .memory import INT32, INT64, item, prefetch, put, reserve, size_of
 from .rows import block_rows, prefetch_words, rows_bytes
-from .source import BLOCK, Source, has_both, multiplies, part_item, partitions_of
+from .source import BLOCK, Source, has_both, layout_item, multiplies, part_item, partitions_of
 from .vector import accumulator, load, over_columns, splat, store, total
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
@@ -252,7 +252,7 @@ def sample_weights(kind, W, source, out, grad, f, first, last):
     source = Source(*source)
     S, float_kind, row_size = source.num_slots, accumulator(kind), source.row_size
     rows = reserve(rows_bytes(source))
-    first_slot, num_slots = item(INT64, source.spans, 2 * f), item(INT64, source.spans, 2 * f + 1)
+    first_slot, num_slots = layout_item(source, source.spans, 2 * f), layout_item(source, source.spans, 2 * f + 1)
     for p in range(first, last, BLOCK):
         n = min(BLOCK, last - p)
         sums = out + p * size_of(float_kind)

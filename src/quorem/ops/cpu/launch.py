@@ -118,7 +118,7 @@ class KernelLayout(NamedTuple):
 
     stamp: tuple[int, ...]
     num_rows: int  # that ``stored`` must have
-    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``num_features``
+    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``integer``
     maps: Tensor  # with the words of lists
     kept: tuple[Tensor, ...]  # with the addresses of ``fields`` and ``stamp``; not ``layout.slots``: this dies with it
 
@@ -138,11 +138,11 @@ def kernel_layout(layout: Layout) -> KernelLayout | None:
     if layout.parts.shape[1] > MOST_PARTITIONS or not all(t.is_contiguous() for t in layout):
         return None
     num_rows, words = num_rows_read(layout), with_words(layout, layout.slots)
-    # Copies in int64, whatever the layout has: kernels read these integers for each block of ids.
-    slots, parts, spans = (t.to(torch.int64, copy=True) for t in (words.slots, layout.parts, layout.spans))
-    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0])
-    fields = (*(tensor.data_ptr() for tensor in (slots, parts, words.maps, spans)), *sizes)
-    kept = (*layout[1:], slots, parts, spans)
+    tensors = (words.slots, layout.parts, words.maps, layout.spans)
+    integer = np.int32(0) if layout.slots.dtype == torch.int32 else np.int64(0)
+    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0], integer)
+    fields = (*(tensor.data_ptr() for tensor in tensors), *sizes)
+    kept = (*layout[1:], words.slots) if words.levels else layout[1:]
     return _layouts.set(layout.slots, KernelLayout(stamp, num_rows, fields, words.maps, kept))
 
 

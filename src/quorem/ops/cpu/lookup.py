@@ -10,6 +10,7 @@ from .source import (
     Source,
     has_both,
     id_item,
+    layout_item,
     multiplies,
     partitions_of,
     slot_item,
@@ -101,7 +102,7 @@ def fill_bags(kind, source, sample_weights, num_ids, mean):
     source = Source(*source)
     B, float_kind = source.batch_size, accumulator(kind)
     for f in range(source.num_features):
-        s = item(INT64, source.spans, 2 * f)
+        s = layout_item(source, source.spans, 2 * f)
         limit, padding = slot_item(source, s, LIMIT), slot_item(source, s, PADDING)
         for b in range(B):
             begin, end = item(INT64, source.offsets, f * B + b), item(INT64, source.offsets, f * B + b + 1)

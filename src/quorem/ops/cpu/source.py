@@ -1,6 +1,6 @@
 """The layout as kernels read it, and the ids of a batch."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Source(NamedTuple):
     num_slots: int  # S
     num_partitions: int  # K
     num_features: int  # F
+    integer: Any  # of the type of ``slots``, ``parts`` and ``spans``: np.int32(0) or np.int64(0)
     ids: int
     ids_are_int64: int  # else int32
     entry_stride: int  # elements from an id to the same feature's id in the next batch entry
@@ -54,15 +55,21 @@ def id_item(source, position):
 
 
 @helper
+def layout_item(source, integers, position):
+    """An integer of the layout: of ``slots``, ``parts`` or ``spans``."""
+    return np.int64(item(source.integer, integers, position))
+
+
+@helper
 def slot_item(source, s, column):
     """An entry of ``slots``."""
-    return item(INT64, source.slots, s * SLOT_COLUMNS + column)
+    return layout_item(source, source.slots, s * SLOT_COLUMNS + column)
 
 
 @helper
 def part_item(source, s, k, column):
     """An entry of ``parts``."""
-    return item(INT64, source.parts, (s * source.num_partitions + k) * PART_COLUMNS + column)
+    return layout_item(source, source.parts, (s * source.num_partitions + k) * PART_COLUMNS + column)
 
 
 @helper
