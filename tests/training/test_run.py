@@ -90,7 +90,7 @@ def test_damaged_lines_of_metrics_are_left_out_with_a_word_and_those_after_them_
     digit = second.rindex("0.")
     second = second[: digit + 2] + str((int(second[digit + 2]) + 1) % 10) + second[digit + 3 :]
     path.write_text(first + second + third + '{"step": 3')  # cut off: it was being written
-    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: lines \[2\] are lost"):
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged: 1 of its 3 lines up to step 35 are lost"):
         train(config, log, tmp_path / "cut")
     whole = lines(tmp_path / "whole")
     assert lines(tmp_path / "cut") == [whole[0], *whole[2:]]

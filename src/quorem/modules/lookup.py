@@ -149,7 +149,7 @@ class Tables(StoredTables):
     def _projected(self, ids: Tensor) -> Tensor:
         """The vectors of narrow rows of ids ``[B, F]``, in blocks whose composed rows stay in the processor's cache."""
         size = AT_ONCE * torch.get_num_threads()
-        if torch.is_grad_enabled() or not ids.is_cpu or len(ids) <= size or not is_eager():
+        if not is_eager() or torch.is_grad_enabled() or not ids.is_cpu or len(ids) <= size:
             return self._project(self._lookup(IdBatch(ids)))
         length = sum(piece.dim for piece in self._pieces())
         out = in_huge_pages(torch.empty(len(ids), length, dtype=self.dtype))

@@ -32,6 +32,7 @@ class Progress:
     loss: float | None = None
     best_loss: float = math.inf
     best_epoch: int = 0
+    metrics_lines: int = 0  # lines in metrics.jsonl up to the step
 
 
 class Checkpoint(NamedTuple):

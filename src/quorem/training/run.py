@@ -13,7 +13,7 @@ import json
 import os
 import warnings
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,7 @@ class RunFolder:
                 self.lock()
                 stack.callback(self.unlock)
             self._claim()
+            self._num_lines = 0  # lines in metrics.jsonl
             self._open_metrics()
             self._at_exit = stack.pop_all()
         return self
@@ -123,31 +124,32 @@ class RunFolder:
             progress = last.progress
             trial.restore(progress.step, last.tensors)
         if self._lock is not None:
-            self._forget_after(progress.step)
+            self._forget_after(progress)
         return progress
 
-    def _forget_after(self, step: int) -> None:
-        """Drop the metrics of steps after ``step``, which will be repeated; warn of damaged lines but the last.
-
-        A process that was killed may have left the last line unfinished.
-        """
+    def _forget_after(self, progress: Progress) -> None:
+        """Drop the metrics of later steps, which will be repeated; warn if some of the others are lost."""
         path = self.path / "metrics.jsonl"
-        lines, damaged, _ = read_metrics(path)
-        if lost := [number for number in damaged if number < len(lines) + len(damaged)]:
-            warnings.warn(f"{path} is damaged: lines {lost} are lost", stacklevel=4)
+        lines = [values for values in read_metrics(path).lines if values["step"] <= progress.step]
+        if lost := progress.metrics_lines - len(lines):
+            about = f"{lost} of its {progress.metrics_lines} lines up to step {progress.step} are lost"
+            warnings.warn(f"{path} is damaged: {about}", stacklevel=4)
         self.metrics.close()
-        files.write(path, "".join(_line(values) for values in lines if values["step"] <= step))
+        files.write(path, "".join(map(_line, lines)))
+        self._num_lines = len(lines)
         self._open_metrics()
 
     def save(self, trial: Trial, progress: Progress) -> None:
         """Write a checkpoint; the metrics up to it are synced to the disk first."""
         self.metrics.flush()
         os.fsync(self.metrics.fileno())
+        progress = replace(progress, metrics_lines=self._num_lines)
         checkpoint.save(self.path / "checkpoints", progress, trial.tensors())
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
         self.metrics.write(_line({"step": step, **values}))
+        self._num_lines += 1
         self.metrics.flush()
 
     def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
