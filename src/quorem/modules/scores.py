@@ -59,7 +59,7 @@ def partial_scores(module: Tables, queries: Tensor) -> Tensor | None:
         return None
     (rows,) = module._views([Extent(0, num_rows, 1)])
     products = [rows.to(queries.dtype) @ columns.T for columns in queries.split(module.width, 1)]
-    return F.pad(torch.stack(products), (0, 0, 0, 1))
+    return F.pad(torch.stack(products) if len(products) > 1 else products[0][None], (0, 0, 0, 1))
 
 
 def sums_of(module: Tables, partial: Tensor, ids: Tensor, *, of_padding: bool = False) -> Tensor:
