@@ -41,7 +41,7 @@ def whole(tmp_path_factory, log):
 
 def test_all_figures_from_one_command(whole):
     out, done = whole
-    assert re.search(r"runs: (\d+) of \1 done\n", done.output) and "failed" not in done.output
+    assert re.search(r"runs: 100%, (\d+) of \1 done\n", done.output) and "failed" not in done.output
     points = {"figure4": 6, "figure5": 72, "figure6": 52, "figure7": 52, "table1": 8}
     for name, count in points.items():
         for ending in ("json", "csv", "png", "pdf"):

@@ -105,8 +105,16 @@ class Adagrad(RowOptimizer):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator per row, the sum of the row's mean squared gradients: 1 / D of the state.
 
-    Parameters with dense gradients get ``torch.optim.Adagrad``. The arguments are those of ``Adagrad``; ``state_dtype``
-    must be ``"float32"``.
+    Parameters with dense gradients get ``torch.optim.Adagrad``.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate.
+        lr_decay: learning rate decay.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
+        initial_accumulator_value: initial value of the sums.
+        eps: added to the denominator.
+        state_dtype: must be ``"float32"``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -157,8 +165,14 @@ class Adam(RowOptimizer):
 class AMSGrad(Adam):
     """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the touched rows.
 
-    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients. The arguments
-    are those of ``Adam``; ``betas`` may be in any order.
+    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients.
+
+    Args:
+        params: as in ``torch.optim``.
+        lr: learning rate; a scheduler may change it at any step.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: for parameters with dense gradients; must be 0 for tables.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
