@@ -6,8 +6,11 @@ partial scores of each of two partitions, tries these pairs, and asks the partit
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_int, is_exporting
@@ -102,7 +105,7 @@ def _best_pairs(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Ten
     most = wanted * rows * columns // count + SPARE_PAIRS
     while True:
         most = min(2 * most, rows * columns)
-        i, j = _ranks_below(most, rows, columns)
+        i, j = map(torch.from_numpy, _ranks_below(most, rows, columns))
         if len(i) > count:
             return None
         x, y = (scores.T.topk(min(most, len(scores))) for scores in partial)
@@ -125,15 +128,16 @@ def _numbering(module: Tables) -> tuple[Callable[[Tensor], Tensor], int]:
     return Tensor.long if spec.permutation is None else spec.permutation.inverse, spec.num_composed
 
 
-def _ranks_below(most: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=2)
+def _ranks_below(most: int, rows: int, columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """All ranks ``(i, j)``, counted from 0, of lists so long with ``(i + 1) * (j + 1) <= most``.
 
     >>> [ranks.tolist() for ranks in _ranks_below(3, 9, 2)]
     [[0, 0, 1, 2], [0, 1, 0, 0]]
     """
-    lengths = (most // torch.arange(1, min(most, rows) + 1)).clamp(max=columns)
-    i = torch.arange(len(lengths)).repeat_interleave(lengths)
-    return i, torch.arange(len(i)) - (lengths.cumsum(0) - lengths)[i]
+    lengths = np.minimum(most // np.arange(1, min(most, rows) + 1), columns)
+    i = np.repeat(np.arange(len(lengths)), lengths)
+    return i, np.arange(len(i)) - (np.cumsum(lengths) - lengths)[i]
 
 
 def _number_of_pair(partitions: Sequence[object]) -> Callable[[Tensor, Tensor], Tensor] | None:
