@@ -63,7 +63,7 @@ def step(module: EmbeddingCollection, ids: list[Tensor]) -> Call:
 
 
 def in_turns(calls: dict[str, Call], seconds: float, least: int) -> dict[str, list[float]]:
-    """Seconds of each call, a turn each, at least ``least`` of them and for about ``seconds`` in all."""
+    """Processor seconds of each call, a turn each, at least ``least`` of them and for about ``seconds`` in all."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call(0)
@@ -73,9 +73,9 @@ def in_turns(calls: dict[str, Call], seconds: float, least: int) -> dict[str, li
     while turn < least or time.perf_counter() < end:
         draw.shuffle(order)  # none always follows the one that leaves least in the cache
         for name in order:
-            start = time.perf_counter()
+            start = time.process_time()
             calls[name](turn % BATCHES)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
         turn += 1
     return times
 

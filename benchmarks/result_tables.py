@@ -145,7 +145,7 @@ def against_fbgemm() -> str:
 
 
 def cpu_lookups() -> str:
-    """Ratios of times on one CPU thread: few bits, and hot and cold ids over one pool."""
+    """Ratios of times on one CPU thread: few bits, hot and cold ids over one pool, and narrow rows."""
     settings = list(product(("small", "full"), (2048, 65536)))
     lines = []
     for label, part, provider, base, mode in (
@@ -155,6 +155,9 @@ def cpu_lookups() -> str:
         ("one pool against `QR(4)`, step of Adagrad", "pool", "pool", "qr", "step"),
         ("the same with lists of hot ids, lookup", "pool", "lists", "qr", "lookup"),
         ("the same with lists of hot ids, step", "pool", "lists", "qr", "step"),
+        ("rows of 4 numbers against 16 at equal bytes, lookup", "narrow", "rows of 4", "rows of 16", "lookup"),
+        ("the same, step", "narrow", "rows of 4", "rows of 16", "step"),
+        ("state in log8 against float32, step", "state", "log8", "float32", "step"),
     ):
         times = {
             (row["provider"], row["tables"], row["batch"]): row["p50_us"]
