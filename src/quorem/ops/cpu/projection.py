@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .compiled import inner, kernel
-from .launch import KINDS
+from .compiled import kernel
+from .launch import KINDS, ranges
 from .memory import INT64, item, size_of
 from .pages import in_huge_pages
 from .source import BLOCK
 from .threads import run_tasks, threads_for
-from .vector import load, splat, store, total, zeros
+from .vector import load, over_columns, splat, store, total, zeros
 
 PIECE_COLUMNS = 5
 START, WIDTH, COLUMN, DIM, MATRIX = range(PIECE_COLUMNS)  # of ``pieces``; MATRIX is an address, 0 for a copy
 
 
-@inner
-def _columns(zero, one, j, kind, x, x_step, width, matrix, dim, out, out_step, n):
-    """As many columns as ``zero`` has lanes, from ``j`` on, of a piece of ``n`` batch entries."""
+@over_columns
+def _columns(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n):
+    """As many columns as ``zero`` has lanes, from ``j`` on, of a piece of ``n`` batch entries; ``one`` has one lane."""
     for i in range(n):
         if matrix:
             vector = splat(zero, total(load(kind, one, x, i * x_step))) * load(kind, zero, matrix, j)
@@ -46,16 +46,7 @@ def project_entries(kind, x, x_step, out, out_step, pieces, num_pieces, first, l
             )
             source = x + (b * x_step + item(INT64, pieces, p + START)) * size_of(kind)
             target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size_of(kind)
-            j = 0
-            while j + 16 <= dim:
-                _columns(zeros(kind, 16), one, j, kind, source, x_step, width, matrix, dim, target, out_step, n)
-                j += 16
-            while j + 4 <= dim:
-                _columns(zeros(kind, 4), one, j, kind, source, x_step, width, matrix, dim, target, out_step, n)
-                j += 4
-            while j < dim:
-                _columns(one, one, j, kind, source, x_step, width, matrix, dim, target, out_step, n)
-                j += 1
+            _columns(kind, dim, one, source, x_step, width, matrix, target, out_step, n)
 
 
 def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
@@ -72,10 +63,9 @@ def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor],
     table = np.array([(*piece[:MATRIX], addresses[piece.matrix]) for piece in pieces], np.int64)
     fixed = (kind, composed.data_ptr(), composed.stride(0), out.data_ptr(), out.stride(0), table.ctypes.data)
     threads = threads_for(out.numel())
-    step = -(-len(out) // (4 * threads * BLOCK)) * BLOCK if threads > 1 else max(len(out), 1)
 
-    def run(first: int) -> None:
-        project_entries(*fixed, len(pieces), first, min(first + step, len(out)))
+    def run(first: int, last: int) -> None:
+        project_entries(*fixed, len(pieces), first, last)
 
-    run_tasks(run, [(first,) for first in range(0, len(out), step)], threads)
+    run_tasks(run, ranges(len(out), threads), threads)
     return out
