@@ -4,12 +4,12 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 WORKERS ?= 2
 TRITON ?= 3.9.0
 PYTEST_ARGS ?=
-HUNTS ?= budgets damage kills lookups steps
+HUNTS ?= budgets damage kills steps
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := dev,docs,cpu,gpu,cli,data,train,report,export,serve,torchrec-cpu
+EXTRAS := dev,docs,cpu,gpu,cli,data,report,export,serve,torchrec-cpu
 TORCHREC := torchrec==1.8.0
 
 # Each test worker is one process: one compute thread apiece keeps them from competing for the cores.
@@ -40,10 +40,10 @@ triton: install ## run the GPU kernels' tests in the interpreter of another Trit
 	$(TEST_ENV) PYTHONPATH=build/triton-$(TRITON) $(BIN)/python -m pytest -n $(WORKERS) \
 		-m "kernels(device='gpu')" tests/ops/gpu $(PYTEST_ARGS)
 
-hunt: install ## damaged files, kills, drawn lookups and steps by the thousand, into benchmarks/results/hunt (an hour)
+hunt: install ## damaged files, kills, drawn steps by the thousand, into benchmarks/results/hunt (an hour)
 	mkdir -p benchmarks/results/hunt
 	for hunt in $(HUNTS); do \
-		$(TEST_ENV) $(BIN)/python tests/hunt/$$hunt.py > benchmarks/results/hunt/$$hunt.json || exit 1; done
+		$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m hunt.$$hunt > benchmarks/results/hunt/$$hunt.json || exit 1; done
 
 lint: install ## check style, format, types and import direction
 	$(BIN)/ruff check .

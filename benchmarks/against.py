@@ -5,11 +5,10 @@
 
 Each tree runs in a process of its own, by its public names only, and the two take turns: a sample of one, a sample of
 the other, in an order that reverses each time. A row has the median time of each and the ratio after / before: its
-median over the pairs of samples, their 20% and 80% quantiles, and the ratio of the shortest samples. ``same_bits`` says
-whether both ended with the same vectors. ``--clock processor`` counts the time of the process on its cores instead of
-the time that passes, for a machine that others use too; with one thread. ``--pin`` keeps both trees on one core, since
-only one of them works at a time, and the backward pass on the thread that calls it: so steps that the host bounds can
-be compared. Rows have the time on cores beside the time that passes. The exit code is 1 if a ratio is above
+median over the pairs of samples, and their 20% and 80% quantiles; and the same of the time on cores, which other work
+on the machine hardly changes. ``same_bits`` says whether both ended with the same vectors. On a GPU each cell is
+measured eager and in a CUDA graph. ``--pin`` keeps both trees on one core, since only one of them works at a time, and
+the backward pass on the thread that calls it, for steps that the host bounds. The exit code is 1 if a ratio is above
 ``--limit``.
 """
 
@@ -18,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -37,13 +35,12 @@ class Worker:
         if not (source / "quorem").is_dir():
             raise SystemExit(f"against: {tree} has no src/quorem")
         threading = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
-        environment = {**os.environ, **threading, "PYTHONPATH": str(source.resolve())}
         self.process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("against_worker.py"), *([] if core is None else [str(core)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**os.environ, **threading, "PYTHONPATH": str(source.resolve())},
         )
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -55,44 +52,26 @@ class Worker:
             raise SystemExit(f"against: a worker ended with exit code {self.process.wait()}")
         return json.loads(line)
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
 
-
-def compare(before: Worker, after: Worker, cell: dict[str, Any], rounds: int, seconds: float) -> Iterator[dict]:
+def compare(trees: dict[str, Worker], cell: dict[str, Any], rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
     """The rows of one cell: eager, and in a CUDA graph where there is a GPU."""
-    ready = {name: worker.ask(do="prepare", **cell) for name, worker in (("before", before), ("after", after))}
+    ready = {name: worker.ask(do="prepare", **cell) for name, worker in trees.items()}
     for graph in ready["before"]["graphs"]:
-        runs = max(
-            worker.ask(do="runs", graph=graph, seconds=seconds)["runs"] for worker in (before, after)
-        )  # the same number for both
-        us: dict[str, list[float]] = {name: [] for name in ("before", "after", "before on cores", "after on cores")}
+        runs = max(worker.ask(do="runs", graph=graph, seconds=seconds)["runs"] for worker in trees.values())
+        samples: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
         for turn in range(rounds):
-            pair = [("before", before), ("after", after)]
-            for name, worker in pair if turn % 2 == 0 else pair[::-1]:
-                answer = worker.ask(do="time", graph=graph, runs=runs)
-                us[name].append(answer["us"])
-                us[f"{name} on cores"].append(answer["us_on_cores"])
-        ratios = [b / a for a, b in zip(us["before"], us["after"], strict=True)]
-        on_cores = [b / a for a, b in zip(us["before on cores"], us["after on cores"], strict=True)]
-        low, *_, high = quantiles(ratios, n=5, method="inclusive")
-        yield {
-            **cell,
-            "graph": int(graph),
-            "before_us": round(median(us["before"]), 3),
-            "after_us": round(median(us["after"]), 3),
-            "ratio": round(median(ratios), 4),
-            "ratio_q20": round(low, 4),
-            "ratio_q80": round(high, 4),
-            "ratio_of_best": round(min(us["after"]) / min(us["before"]), 4),
-            "ratio_on_cores": round(median(on_cores), 4),
-            "before_us_on_cores": round(median(us["before on cores"]), 3),
-            "after_us_on_cores": round(median(us["after on cores"]), 3),
-            "samples": len(ratios),
-            "same_bits": ready["before"]["digest"] == ready["after"]["digest"],
-        }
+            for name in list(trees)[:: 1 if turn % 2 == 0 else -1]:
+                samples[name].append(trees[name].ask(do="time", graph=graph, runs=runs))
+        row = {**cell, "graph": int(graph), "samples": rounds}
+        for clock, ending in (("us", ""), ("us_on_cores", "_on_cores")):
+            before, after = ([sample[clock] for sample in samples[name]] for name in trees)
+            ratios = [b / a for a, b in zip(before, after, strict=True)]
+            row[f"before_{clock}"], row[f"after_{clock}"] = round(median(before), 3), round(median(after), 3)
+            row[f"ratio{ending}"] = round(median(ratios), 4)
+            if not ending:
+                low, *_, high = quantiles(ratios, n=5, method="inclusive")
+                row |= {"ratio_q20": round(low, 4), "ratio_q80": round(high, 4)}
+        yield row | {"same_bits": ready["before"]["digest"] == ready["after"]["digest"]}
 
 
 def commit_of(tree: Path) -> str:
@@ -107,9 +86,9 @@ def commit_of(tree: Path) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("before", type=Path, help="tree of the earlier commit")
     parser.add_argument("after", type=Path, help="tree of the later one")
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--mode", action="append", choices=MODES, help="by default all")
     parser.add_argument("--scheme", action="append", choices=SCHEMES, help="by default QR(4)")
@@ -119,8 +98,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.05, help="of a sample")
     parser.add_argument("--scale", type=float, default=1.0, help="of Criteo's cardinalities")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--clock", default="wall", choices=["wall", "processor"])
-    parser.add_argument("--commits", nargs=2, metavar=("BEFORE", "AFTER"), help="of trees without a repository")
     parser.add_argument("--limit", type=float, default=1.05, help="largest ratio that passes")
     parser.add_argument("--pin", action="store_true", help="both trees on one core, each in one thread")
     return parser.parse_args()
@@ -131,35 +108,26 @@ def main() -> None:
     on_gpu = options.device == "cuda"
     dims = options.dim or ([16, 64] if on_gpu else [16])
     batches = options.batch or ([128, 2048, 16384, 65536] if on_gpu else [128, 2048, 16384])
-    cores = sorted(os.sched_getaffinity(0))
-    core = cores[len(cores) // 2] if options.pin else None
-    before, after = (Worker(tree, options.threads, core) for tree in (options.before, options.after))
-    about = [worker.ask(do="about", device=options.device) for worker in (before, after)]
-    commits = options.commits or [commit_of(tree) for tree in (options.before, options.after)]
-    made = {
-        "before": commits[0],
-        "after": commits[1],
-        **{name: about[0][name] for name in ("torch", "device")},
+    core = min(os.sched_getaffinity(0)) if options.pin else None
+    places = {"before": options.before, "after": options.after}
+    trees = {name: Worker(tree, options.threads, core) for name, tree in places.items()}
+    made = {name: commit_of(tree) for name, tree in places.items()} | {
         "threads": options.threads,
-        "clock": options.clock,
         "pinned": options.pin,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    made |= trees["before"].ask(do="about", device=options.device)
     rows: list[dict[str, Any]] = []
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     for mode, scheme, dim, batch in product(options.mode or MODES, options.scheme or SCHEMES[:1], dims, batches):
         cell = {"mode": mode, "scheme": scheme, "dim": dim, "batch": batch, "scale": options.scale}
-        cell |= {"device": options.device, "threads": options.threads, "clock": options.clock}
-        for row in compare(before, after, cell, options.rounds, options.seconds):
-            rows.append({name: value for name, value in row.items() if name not in ("device", "threads", "clock")})
+        cell |= {"device": options.device, "threads": options.threads}
+        for row in compare(trees, cell, options.rounds, options.seconds):
+            rows.append(row)
             times = f"{row['before_us']:>10,.1f} {row['after_us']:>10,.1f} us"
-            where = "graph" if row["graph"] else "eager"
+            place = "graph" if row["graph"] else "eager"
             bits = "" if row["same_bits"] else "  other bits"
-            text = f"{mode:13} {scheme:20} D={dim:<4} B={batch:<6} {where} {times}  x{row['ratio']:.3f}{bits}"
+            text = f"{mode:13} {scheme:20} D={dim:<4} B={batch:<6} {place} {times}  x{row['ratio']:.3f}{bits}"
             print(text, flush=True)
             options.out.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    before.close()
-    after.close()
     slower = [row for row in rows if row["ratio"] > options.limit]
     print(f"{len(slower)} of {len(rows)} ratios are above {options.limit:g}")
     raise SystemExit(1 if slower else 0)

@@ -64,7 +64,7 @@ def steps(folder: Path) -> dict[str, dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["NUMBA_CACHE_DIR"] = str(folder / "numba")
     python = folder / "venv" / "bin" / "python"
-    extras = f"{ROOT}[cpu,cli,train,report,data,export]"
+    extras = f"{ROOT}[cpu,cli,report,data,export]"
     install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-c", ROOT / "constraints.txt", extras]
     quorem = [python, "-m", "quorem"]
     timed([sys.executable, "-m", "venv", folder / "venv"], folder, environment)

@@ -14,7 +14,6 @@ Results are written as they come, into OUT.jsonl; runs that it has are not train
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import multiprocessing
@@ -32,7 +31,7 @@ from quorem.data.prepared import Prepared
 from quorem.experiments import planning
 from quorem.files.provenance import commit, versions
 from quorem.paper.schemes import Scheme
-from quorem.planner import Rule
+from quorem.planner import by_count
 from quorem.training.config import RunConfig
 from quorem.training.feed import Feed
 from quorem.training.loop import evaluate
@@ -140,16 +139,16 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def kept_rows(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of an earlier file for networks and settings that ``rows`` lacks, each with its device and commit.
+    """The rows of an earlier file for cells that ``rows`` lacks, each with its device and commit.
 
     Their percentages are over the full tables of the same file.
     """
-    earlier, found = json.loads(path.read_text()), {(row["network"], row["setting"]) for row in rows}
+    earlier, found = json.loads(path.read_text()), {(row["network"], row["times"], row["setting"]) for row in rows}
     about = {name: earlier[name] for name in ("device", "commit")}
     return [
         {**about, **row}
         for row in earlier["rows"]
-        if row["setting"] in SETTINGS and (row["network"], row["setting"]) not in found
+        if row["setting"] in SETTINGS and (row["network"], row["times"], row["setting"]) not in found
     ]
 
 
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["dlrm", "dcn"])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
-    parser.add_argument("--keep", type=Path, help="an earlier file of results: rows of settings that OUT.jsonl lacks")
+    parser.add_argument("--keep", type=Path, help="an earlier file of results: rows of cells that OUT.jsonl lacks")
     arguments = parser.parse_args()
     data = Prepared(arguments.data)
     todo = settings(data, arguments.sizes, arguments.settings)
@@ -219,7 +218,8 @@ def main() -> None:
     head = {"rows_trained": len(data.split("train")), "ids": sum(data.cardinalities), "seeds": arguments.seeds}
     head |= {"device": arguments.device, "versions": versions(), "commit": arguments.commit}
     head["config"] = {"embedding_dim": D, "batch_size": 128, "epochs": 1, "optimizer": "adagrad", "lr": 0.01}
-    head["config"]["rule"] = dataclasses.asdict(Rule())
+    names = ("POOL_SHARE", "KEPT_PER_ROW", "RARELY")
+    head["config"]["rule"] = {name.lower(): getattr(by_count, name) for name in names}
     result_file.write(arguments.out, {**head, "rows": rows})
 
 

@@ -23,7 +23,7 @@ from quorem.experiments.bench import report
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = {"dlrm": "DLRM", "dcn": "DCN", "adagrad": "Adagrad", "amsgrad": "AMSGrad"}
+NAMES = {"dlrm": "DLRM", "dcn": "DCN"}
 PLAN_SIZES = (4, 16, 60, 250, 1000)
 PLAN_SETTINGS = {
     "hash": "hashing, every table alike",
@@ -33,7 +33,6 @@ PLAN_SETTINGS = {
     "plan, served": "**the plan**, served",
 }
 MOVIELENS_SIZES = (2, 4, 16, 60)
-SYNTHETIC_PLANS = {"plan, 16x": "**the plan**, 16x", "plan, 60x": "**the plan**, 60x"}
 
 OTHER_LOGS = {
     "two": "two tables, counts as 1 / rank",
@@ -94,18 +93,6 @@ def _over_full(result: dict[str, Any], networks: Sequence[str], sizes: Sequence[
     return markdown(("", "", *(f"{times}x" for times in sizes)), *rows)
 
 
-def plan_synthetic() -> str:
-    """Test log loss on the synthetic log at full cardinalities, and the difference from QR(4) of the same seeds."""
-    rows = []
-    runs = {(r["optimizer"], r["setting"]): r for r in results("plan_synthetic")["rows"]}
-    for optimizer in ("adagrad", "amsgrad"):
-        for setting, name in {"full": "full", "QR(4)": "`QR(4)`, 4x", **SYNTHETIC_PLANS}.items():
-            r = runs[optimizer, setting]
-            over = "" if setting == "QR(4)" else f"{r['over_qr']:+.4f} ± {r['over_qr_error']:.4f}"
-            rows.append((NAMES[optimizer], name, f"{r['test']:.4f}", over))
-    return markdown(("optimizer", "tables", "test log loss", "against `QR(4)`"), *rows)
-
-
 def other_logs() -> str:
     """Change of the test log loss against full tables on logs of other shapes, at a 4th and a 16th of the bytes."""
     rows = []
@@ -144,7 +131,7 @@ def against_fbgemm() -> str:
     return markdown(("times as fast as FBGEMM on full tables", *settings), *lines)
 
 
-def cpu_lookups() -> str:
+def lookups_cpu() -> str:
     """Ratios of times on one CPU thread: few bits, hot and cold ids over one pool, and narrow rows."""
     settings = list(product(("small", "full"), (2048, 65536)))
     lines = []
@@ -161,7 +148,7 @@ def cpu_lookups() -> str:
     ):
         times = {
             (row["provider"], row["tables"], row["batch"]): row["p50_us"]
-            for row in results("cpu_lookups")["rows"]
+            for row in results("lookups_cpu")["rows"]
             if row["part"] == part and row.get("mode") == mode
         }
         lines.append((label, *(f"{times[provider, *key] / times[base, *key]:.2f}" for key in settings)))
@@ -263,12 +250,12 @@ def torchrec_step() -> str:
 DOCUMENTS: dict[str, tuple[Callable[[], str], ...]] = {  # the tables of each
     "README.md": (first_minutes,),
     "docs/appendix/fit.md": (fits,),
-    "docs/appendix/plan_quality.md": (other_logs, plan_synthetic),
+    "docs/appendix/plan_quality.md": (other_logs,),
     "docs/benchmarks.md": (against_fbgemm,),
     "docs/catalogue.md": (catalogue, catalogue_quality),
     "docs/choosing.md": (plan_quality, movielens),
     "docs/compress.md": (foreign_models,),
-    "docs/kernels.md": (cpu_lookups,),
+    "docs/kernels.md": (lookups_cpu,),
     "docs/torchrec.md": (torchrec_step,),
 }
 PRINTED = re.compile(r"(<!-- (quorem bench (?:(?!-->).)*)\s-->\n).*?(<!-- end -->\n)", re.DOTALL)

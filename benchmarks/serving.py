@@ -25,7 +25,6 @@ import onnxruntime
 import result_file
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from serve import session
 
 import quorem
 from quorem.data.config import PrepareConfig
@@ -36,7 +35,7 @@ from quorem.data.synthetic import ClickLog
 from quorem.experiments.bench.grid import draw_ids
 from quorem.files.provenance import commit, versions
 from quorem.ops.codes import code_bytes
-from quorem.serving.named import export_named
+from quorem.serving.export import export_named
 from quorem.serving.predict import predict
 from quorem.serving.scorer import BATCH_ROWS, Scorer
 from quorem.training.config import RunConfig
@@ -85,6 +84,13 @@ def lookups(folder: Path, scale: float, repeat: int) -> list[dict[str, Any]]:
             np.testing.assert_allclose(outputs["exported"], outputs["by_hand"], rtol=1e-6)
             cases.append({"bits": bits, "batch": batch, **times(sessions, ids, repeat)})
     return cases
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    """ONNX Runtime on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def times(sessions: dict[str, onnxruntime.InferenceSession], ids: list[np.ndarray], repeat: int) -> dict[str, float]:
@@ -154,7 +160,7 @@ def predictions(folder: Path, rows: int, scale: float) -> dict[str, Any]:
     config = RunConfig(data=data_identity(data), scheme=quorem.QR(COLLISIONS), max_rows=1024)
     train(config, data, folder / "run")
     scorer = Scorer(folder / "run")
-    scorer.quantize_(8)
+    quorem.quantize_(scorer.model, 8)
 
     def rate(counted: int, work: Callable[[], object]) -> int:
         times = []

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
+from quorem import Table
 from quorem.optimizer_names import Optimizer
 from quorem.paper.schemes import TableSpec
-from quorem.planner.footprint import TrainedStorage
+from quorem.planner.footprint import StateBytes, StoredModule
+from quorem.planner.modules import Module
 
 
 def table_bytes(specs: Sequence[TableSpec], optimizer: Optimizer) -> int:
@@ -14,11 +16,12 @@ def table_bytes(specs: Sequence[TableSpec], optimizer: Optimizer) -> int:
 
     The specs must have closed-form partitions and must not concatenate, like those of the planner's choices.
     """
-    widths = tuple(spec.width for spec in specs)
-    storage = TrainedStorage(widths, (1,) * len(specs), torch.float32, True, optimizer)
-    size = storage.layout(max(len(spec.shapes) for spec in specs)) + storage.shared_state()
+    tables = tuple(Table(str(t), spec.num_embeddings, spec.embedding_dim) for t, spec in enumerate(specs))
+    state = StateBytes(optimizer, torch.float32, True)
+    stored = StoredModule(Module(tables, torch.float32, True), [spec.width for spec in specs], state)
+    size = stored.layout(max(len(spec.shapes) for spec in specs)) + state.shared
     for spec in specs:
-        rate, rows = storage.rate(spec.width), sum(rows for rows, _ in spec.shapes)
-        size += rows * (rate.row + rate.row_state) + len(spec.shapes) * rate.table_state
-        size += sum(storage.matrix(spec.width, spec.embedding_dim)) if spec.is_narrow else 0
+        rows = sum(rows for rows, _ in spec.shapes)
+        size += rows * (stored.row(spec.width) + stored.row_state(spec.width)) + len(spec.shapes) * state.table
+        size += sum(stored.matrix(spec.width, spec.embedding_dim))
     return size

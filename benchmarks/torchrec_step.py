@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,13 +44,6 @@ RESULT = Path(__file__).parent / "results" / "torchrec_step.json"
 ADAGRAD = {"lr": 0.01, "eps": 1e-10}
 
 
-class Model(NamedTuple):
-    """A row of the result."""
-
-    tables: Callable[[list[Tensor]], list[quorem.Table]]  # of how often each id occurs
-    num_shards: int | None
-
-
 def full(counts: list[Tensor]) -> list[quorem.Table]:
     return [quorem.Table(name, len(count), D, frequencies=count) for name, count in zip(NAMES, counts, strict=True)]
 
@@ -67,14 +60,13 @@ def planned(counts: list[Tensor]) -> list[quorem.Table]:
     return quorem.plan(full(counts), budget, optimizer="adagrad").applied_to(full(counts))
 
 
-FULL, PLAN, FLOOR = "full, TorchRec's own", "plan at 16x, rows sent once", "its exchange, lookup and update alone"
-MODELS = {
-    FULL: Model(full, None),
-    PLAN: Model(planned, RANKS),
-    FLOOR: Model(planned, RANKS),
-    "plan at 16x, bags": Model(planned, None),
-    "`QR(16)`, sums, bags": Model(sums, None),
-    "full, rows sent once": Model(full, RANKS),
+FULL, PLAN, FLOOR = "full, TorchRec's own", "plan at 16x", "its exchange, lookup and update alone"
+MODELS: dict[str, Callable[[list[Tensor]], list[quorem.Table]]] = {  # of how often each id occurs
+    FULL: full,
+    PLAN: planned,
+    FLOOR: planned,
+    "`QR(16)`, sums": sums,
+    "full, rows sent once": full,
 }
 
 
@@ -97,10 +89,10 @@ def sharded(name: str, counts: list[Tensor], batch: int) -> tuple[nn.Module, lis
         ]
         model: Any = torchrec.EmbeddingBagCollection(configs, device=torch.device("meta"))
     else:
-        tables, num_shards = MODELS[name]
-        model = integration.EmbeddingBagCollection(tables(counts), num_shards=num_shards, device="meta")
+        model = integration.EmbeddingBagCollection(MODELS[name](counts), device="meta")
         constraints = integration.constraints(model, batch_size=batch)
-    apply_optimizer_in_backward(torch.optim.Adagrad, model.parameters(), dict(ADAGRAD))
+    parameters = model.parameters() if name == FULL else model.vectors.parameters()
+    apply_optimizer_in_backward(torch.optim.Adagrad, parameters, dict(ADAGRAD))
     topology = Topology(world_size=RANKS, compute_device="cpu", ddr_cap=2**36)
     planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints, batch_size=batch)
     plan = planner.collective_plan(model, get_default_sharders(), dist.group.WORLD)
@@ -125,7 +117,7 @@ def step_of_rows(model: nn.Module) -> Callable[[Any], None]:
     """What TorchRec does of such a step: rows that were found out before are fetched, and updated."""
 
     def step(rows: Any) -> None:
-        fetched = get_unwrapped_module(model).vectors[0](rows.vectors[0]).values()
+        fetched = get_unwrapped_module(model).vectors[0](rows.rows[0]).values()
         fetched.backward(torch.ones_like(fetched))
 
     return step

@@ -93,10 +93,8 @@ def text_of(rules, value):
 def id_of(rules, column, text, unknown):
     if text is None or text in rules["missing"]:
         return rules["missing_id"]
-    if rules["ids"] == "raw":
-        return signed(xxh64(text.encode()))
     if rules["ids"] == "none":  # made-up data, whose values are the ids
-        known = int(text) if column["unknown"] is not None or 0 <= int(text) < column["size"] else None
+        known = int(text) if 0 <= int(text) < column["size"] else None
     else:
         known = column["ids"].get(text)
     if known is not None:

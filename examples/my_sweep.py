@@ -10,7 +10,7 @@ from quorem.experiments.figures import Axes, Point
 
 AXES = Axes(
     name="my_sweep",
-    title="Order of the ids, and a third table",
+    title="Products, sums, and a third table",
     x="embedding_bytes",
     x_label="bytes of the embedding tables",
     x_log=True,
@@ -21,7 +21,7 @@ POINTS = [Point(series="full", x=None, options={"network": "dlrm", "scheme": Ful
 for c in (4, 16, 60):
     for series, scheme in {
         "mult": QR(c),
-        "mult, shuffled ids": QR(c, permute=0),
+        "add": QR(c, operation="add"),
         "chinese, k=3": ChineseRemainder(3, num_collisions=c),
     }.items():
         POINTS.append(Point(series=series, x=c, options={"network": "dlrm", "scheme": scheme}))

@@ -18,13 +18,16 @@ import warnings
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -63,20 +66,20 @@ class ShardedDLRM(DLRM):
         return self.logits(dense, self.embeddings(features).values())
 
 
-def single(arguments: argparse.Namespace) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """The model and its optimizers in one process; this is where every run starts from."""
+def single(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model and its optimizer in one process; this is where every run starts from."""
     torch.manual_seed(arguments.seed)
     collection = quorem.EmbeddingCollection(tables(arguments.collisions), mode="sum", sparse=True)
     model = network(collection, arguments.seed)
-    return model, [quorem.optim.Adagrad(model.parameters(), **ADAGRAD)]
+    return model, quorem.optim.Adagrad(model.parameters(), **ADAGRAD)
 
 
-def sharded(arguments: argparse.Namespace) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """The same model, sharded by TorchRec's planner, and the optimizer of what the backward pass does not update."""
+def sharded(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The same model, sharded by TorchRec's planner, and its optimizer."""
     bags = integration.EmbeddingBagCollection(tables(arguments.collisions), device="meta")
     model = network(bags, arguments.seed)
-    updated = [*bags.bags.parameters(), *bags.vectors.parameters()]
-    apply_optimizer_in_backward(torch.optim.Adagrad, updated, dict(ADAGRAD))  # a copy: TorchRec writes into it
+    # The options are copied, since TorchRec writes into them.
+    apply_optimizer_in_backward(torch.optim.Adagrad, bags.vectors.parameters(), dict(ADAGRAD))
     ranks = dist.get_world_size()
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=ranks, compute_device=arguments.device),
@@ -86,34 +89,30 @@ def sharded(arguments: argparse.Namespace) -> tuple[nn.Module, list[torch.optim.
     model = DistributedModelParallel(model, plan=plan, device=device_of(arguments))
     start, _ = single(arguments)
     integration.copy_state_(model, start)  # the start of one process; TorchRec's own is as good
-    rest = [parameter for _, parameter in in_backward_optimizer_filter(model.named_parameters())]
-    return model, [torch.optim.Adagrad(rest, **ADAGRAD)]
+    rest = dict(in_backward_optimizer_filter(model.named_parameters()))  # networks; the backward pass updates tables
+    others = KeyedOptimizerWrapper(rest, lambda parameters: torch.optim.Adagrad(parameters, **ADAGRAD))
+    return model, CombinedOptimizer([model.fused_optimizer, others])
 
 
 def device_of(arguments: argparse.Namespace) -> torch.device:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if arguments.device == "cuda" else torch.device("cpu")
 
 
-def train(
-    arguments: argparse.Namespace, model: nn.Module, optimizers: list[torch.optim.Optimizer], rank: int, ranks: int
-) -> None:
+def train(arguments: argparse.Namespace, model: nn.Module, optimizer: Any, rank: int, ranks: int) -> None:
     log = ClickLog(cardinalities=CARDINALITIES, seed=arguments.seed)
     share = arguments.batch // ranks  # of each step's rows
-    done = resume(arguments.out, model, optimizers)
-    losses = read_losses(arguments.out)[:done]
-    for step in range(done, arguments.steps):
+    losses = resume(arguments.out, model, optimizer)
+    for step in range(len(losses), arguments.steps):
         first = step * arguments.batch + rank * share
         batch = log.draw(first, first + share).batch
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         dense, ids, labels = (tensor.to(device_of(arguments)) for tensor in (batch.dense, batch.ids, batch.labels))
         loss = nn.functional.binary_cross_entropy_with_logits(model(dense, ids), labels.float())
         loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
         losses.append(mean_over_ranks(loss.detach(), ranks))
         if (step + 1) % arguments.save_every == 0 or step + 1 == arguments.steps:
-            save(arguments.out, model, optimizers, losses, rank)
+            save(arguments.out, model, optimizer, losses, rank)
             if rank == 0:
                 recent = losses[-arguments.save_every :]
                 print(f"step {step + 1}: loss {sum(recent) / len(recent):.4f}", flush=True)
@@ -130,23 +129,30 @@ def checkpoints(out: Path) -> list[Path]:
     return sorted(path.parent for path in out.glob("step-*/.metadata"))
 
 
-def read_losses(out: Path) -> list[float]:
-    found = checkpoints(out)
-    return json.loads((found[-1] / "losses.json").read_text()) if found else []
+def state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """What a checkpoint holds: its names do not depend on the number of ranks or the plan."""
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def resume(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
-    found = checkpoints(out)
-    return integration.load(found[-1], model, optimizers) if found else 0
+def resume(out: Path, model: nn.Module, optimizer: Any) -> list[float]:
+    """Load the latest checkpoint, if there is one, and return the losses so far."""
+    if not (found := checkpoints(out)):
+        return []
+    state = state_of(model, optimizer)
+    with torch.no_grad():
+        checkpoint.load(state, checkpoint_id=found[-1])
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return json.loads((found[-1] / "losses.json").read_text())
 
 
-def save(out: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], losses: list[float], rank: int) -> None:
+def save(out: Path, model: nn.Module, optimizer: Any, losses: list[float], rank: int) -> None:
     """Write a checkpoint, and drop all but the last two."""
     path = out / f"step-{len(losses):06}"
     if rank == 0:
         path.mkdir(parents=True, exist_ok=True)
         (path / "losses.json").write_text(json.dumps(losses))
-    integration.save(path, model, optimizers, step=len(losses))
+    checkpoint.save(state_of(model, optimizer), checkpoint_id=path)
     if rank == 0:
         for old in checkpoints(out)[:-2]:
             shutil.rmtree(old)

@@ -64,16 +64,16 @@ def oracle(lines: list[str], config: PrepareConfig) -> dict:
         "ids": np.array(ids).T,
         "counts": counts,
         "vocabularies": vocabularies,
-        "split": {"train": [0, train], "validation": [train, middle], "test": [middle, len(rows)]},
+        "split": {"train": (0, train), "validation": (train, middle), "test": (middle, len(rows))},
     }
 
 
 def assert_prepared(prepared, lines: list[str]) -> None:
     """The folder holds exactly what the oracle says of the lines."""
-    config = PrepareConfig(**prepared.meta["config"])
+    config = PrepareConfig(**prepared.meta.config)
     expected = oracle(lines, config)
     assert prepared.num_rows == len(lines)
-    assert prepared.meta["split"] == expected["split"]
+    assert prepared.meta.split == expected["split"]
     assert prepared.all.labels.tolist() == expected["labels"]
     # One rounding to float32 of a logarithm that two libraries may round differently in float64.
     np.testing.assert_array_max_ulp(prepared.all.dense.numpy(), expected["dense"], maxulp=1)

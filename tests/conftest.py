@@ -43,7 +43,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
     It is in this file because the pytest of a GPU machine did not find it in tests/training/conftest.py when it was
     given other folders as well.
     """
-    from runs_of_training import small_log  # needs what the extra ``train`` brings
+    from runs_of_training import small_log
 
     return small_log(tmp_path_factory.mktemp("log") / "log")
 

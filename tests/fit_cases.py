@@ -19,7 +19,6 @@ def compose(tables: list[Tensor], spec: TableSpec) -> Tensor:
 
 def buckets_of(spec: TableSpec) -> list[Tensor]:
     ids = torch.arange(spec.num_embeddings)
-    ids = ids if spec.permutation is None else spec.permutation(ids)
     return [part(ids) for part in spec.partitions]
 
 

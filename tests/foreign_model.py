@@ -1,9 +1,5 @@
-"""A model of torch.nn, compressed, trained and saved by a tool, then loaded in a process without its data."""
+"""A model of torch.nn that is compressed and trained, for tools that save it, and processes without its data."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,7 +9,6 @@ import quorem
 from quorem.planner import Plan
 
 KINDS = ("qr", "counts", "quantized")
-SCRIPT = "import runpy, sys, foreign_model as f; f.load_all(runpy.run_path(sys.argv[1])['load'], sys.argv[2])"
 
 
 class Recommender(nn.Module):
@@ -70,31 +65,3 @@ def facts_of(model: nn.Module) -> dict[str, Tensor]:
     """Everything that must come back: the state, the vectors of all ids, and what the model answers."""
     tables = {f"{name} dense": getattr(model, name).to_dense().detach() for name in ("users", "items")}
     return {**model.state_dict(), **tables, "answers": model.eval()(*batch(99)).detach()}
-
-
-def load_all(load: Callable[[nn.Module, Path], nn.Module | None], root: str) -> None:
-    """In the fresh process: load every kind, and write down what came back."""
-    for kind in KINDS:
-        folder = Path(root) / kind
-        model = empty(kind, folder)
-        torch.save(facts_of(load(model, folder) or model), folder / "loaded.pt")
-
-
-def check_tool(file: str, save: Callable[[nn.Module, Path], None], root: Path) -> None:
-    """What ``save`` saved comes back bit for bit by the ``load`` of the test file, in a fresh process."""
-    expected = {}
-    for kind in KINDS:
-        folder = root / kind
-        folder.mkdir()
-        model = trained(kind, folder)
-        save(model, folder)
-        expected[kind] = facts_of(model)
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, file, str(root)]
-    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    for kind, facts in expected.items():
-        loaded = torch.load(root / kind / "loaded.pt", weights_only=True)
-        assert loaded.keys() == facts.keys()
-        for name, value in facts.items():
-            assert torch.equal(loaded[name], value), f"{kind}: {name}"

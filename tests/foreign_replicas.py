@@ -2,13 +2,12 @@
 
 import copy
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+import replicas
 import torch
 import torch.distributed as dist
 from foreign_model import KINDS, batch, facts_of, train, trained
-from replicas import shard_
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
@@ -30,10 +29,8 @@ def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """What ``train_wrapped`` must do, by one process: the mean of both gradients."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     for step in STEPS:
-        both = []
-        for rank in range(2):
-            loss = model(*batch(100 + 2 * step + rank)).square().mean()
-            both.append([g.to_dense() for g in torch.autograd.grad(loss, parameters)])
+        losses = [model(*batch(100 + 2 * step + rank)).square().mean() for rank in range(2)]
+        both = [[g.to_dense() for g in torch.autograd.grad(loss, parameters)] for loss in losses]
         for parameter, first, second in zip(parameters, *both, strict=True):
             parameter.grad = first / 2 + second / 2
         optimizer.step()
@@ -43,18 +40,16 @@ def adam(model: nn.Module) -> Adam:
     return Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
 
 
-def models(kind: str, steps: int) -> list[tuple[nn.Module, Adam]]:
+def twins(kind: str, steps: int, sparse: bool) -> list[tuple[nn.Module, Adam]]:
     """A model and its twin that have trained some steps: rows that were not read lag behind."""
     with tempfile.TemporaryDirectory() as folder:
         model = trained(kind, Path(folder))
-    found = []
+    pairs = []
     for each in (model, copy.deepcopy(model)):
-        for table in (each.users, each.items):
-            table.sparse = kind != "quantized"
-        optimizer = adam(each)
-        train(each, optimizer, range(steps))
-        found.append((each, optimizer))
-    return found
+        each.users.sparse = each.items.sparse = sparse
+        pairs.append((each, adam(each)))
+        train(*pairs[-1], range(steps))
+    return pairs
 
 
 def assert_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -63,31 +58,29 @@ def assert_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(state[name], value), name
 
 
-def data_parallel() -> None:
-    for kind in KINDS:
-        for steps in (0, 3):
-            (model, ours), (twin, theirs) = models(kind, steps)
-            wrapped = DistributedDataParallel(model)
-            assert_equal(model.state_dict(), twin.state_dict())
-            train_wrapped(wrapped, ours)
-            train_alone(twin, theirs)
-            assert_equal(facts_of(model), facts_of(twin))
+def data_parallel(kind: str, steps: int) -> None:
+    (model, ours), (twin, theirs) = twins(kind, steps, sparse=kind != "quantized")
+    wrapped = DistributedDataParallel(model)
+    assert_equal(model.state_dict(), twin.state_dict())
+    train_wrapped(wrapped, ours)
+    train_alone(twin, theirs)
+    assert_equal(facts_of(model), facts_of(twin))
 
 
-def sharded() -> None:
-    """By ``fully_shard``, whose optimizer is made afterwards; then saved, and loaded into an empty model."""
+def sharded(kind: str, steps: int) -> None:
+    """By ``fully_shard``, whose optimizer is made afterwards."""
+    (model, _), (twin, _) = twins(kind, steps, sparse=False)
+    replicas.shard_(model)
     whole = StateDictOptions(full_state_dict=True)
+    assert_equal(get_model_state_dict(model, options=whole), twin.state_dict())
+    train_wrapped(model, adam(model))
+    train_alone(twin, adam(twin))
+    assert_equal(get_model_state_dict(model, options=whole), twin.state_dict())
+    assert torch.equal(model(*batch(99)), twin(*batch(99)))
+
+
+def every_kind() -> None:
     for kind in KINDS:
         for steps in (0, 3):
-            (model, _), (twin, _) = models(kind, steps)
-            for table in (model.users, model.items, twin.users, twin.items):
-                table.sparse = False
-            shard_(model)
-            assert_equal(get_model_state_dict(model, options=whole), twin.state_dict())
-            train_wrapped(model, adam(model))
-            train_alone(twin, adam(twin))
-            assert_equal(get_model_state_dict(model, options=whole), twin.state_dict())
-            assert torch.equal(model(*batch(99)), twin(*batch(99)))
-
-
-CASES: list[Callable[[], None]] = [data_parallel, sharded]
+            data_parallel(kind, steps)
+            sharded(kind, steps)

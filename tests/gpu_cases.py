@@ -4,17 +4,35 @@ On a GPU where there is one, in Triton's interpreter elsewhere: ``TRITON_INTERPR
 imported. The interpreter is slow, so it sees smaller batches.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import quorem
-from quorem import partitions
+from quorem import QR, HotCold, Pool, Table, partitions
 from quorem.ops import replay, state
+from quorem.ops.layout import LIMIT
 from quorem.ops.rows import IdBatch
+from quorem.ops.state import RowRule
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
+N = 300  # ids of a table of ``frequency_tables``
+PLAIN = ["qr", "k3", "tiny", "sum", "wide", "pad", "map", "cat", "qr k3 tiny", "qr sum"]
+FREQUENCY = ["own", "own ranked", "pool", "pool ranked", "shared"]
+FEW = FREQUENCY if CUDA else ["pool ranked", "shared"]  # for the slow interpreter
+SHAPES = [  # columns, batch, dtype
+    (1, 7, torch.float32),
+    (3, 63, torch.float64),
+    (16, 1, torch.float32),
+    (16, 1000 if CUDA else 130, torch.float32),
+    (60, 7, torch.bfloat16),
+    (100, 7, torch.float16),
+    (130, 7, torch.float32),
+]
 ULPS = {torch.float32: 1e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -26,13 +44,13 @@ def assert_close(actual: Tensor, truth: Tensor, dtype: torch.dtype, name: str, s
 
 
 def every_kind(d: int, n: int = 1000) -> list[quorem.Table]:
-    """A table of each kind: products and sums of two to four, one alone, permuted, padded, mapped, past 2^31 ids."""
+    """A table of each kind: products and sums of two to four, one alone, padded, mapped, past 2^31 ids."""
     codes = [partitions.ExplicitPartition(torch.arange(n) % 40), partitions.ExplicitPartition(torch.arange(n) // 40)]
     tables = [
         quorem.Table("qr", n, d, quorem.QR(4)),
         quorem.Table("k3", n, d, quorem.GeneralizedQR(3)),
         quorem.Table("tiny", 7, d, quorem.Full()),
-        quorem.Table("sum", n, d, quorem.ChineseRemainder(2, operation="add", permute=3)),
+        quorem.Table("sum", n, d, quorem.ChineseRemainder(2, operation="add")),
         quorem.Table("wide", 2**40, d, quorem.ChineseRemainder(4)),
         quorem.Table("pad", n, d, quorem.QR(4, operation="feature"), padding_idx=3),
         quorem.Table("map", n, d, quorem.Custom(codes)),
@@ -40,25 +58,62 @@ def every_kind(d: int, n: int = 1000) -> list[quorem.Table]:
     return tables + ([quorem.Table("cat", n, d, quorem.QR(4, operation="concat"))] if d % 2 == 0 else [])
 
 
+def frequency_tables(d: int, name: str, **options: object) -> list[Table]:
+    """Tables where ids have rows of their own, are mixed over a pool, or share rows; perhaps with frequencies."""
+    cold = quorem.Custom((partitions.ExplicitPartition([i % 7 for i in range(N - 90)]),), check=False)
+    if name == "own":
+        return [
+            Table("sum", N, d, HotCold(5, cold=QR(4, operation="add"), force=True), **options),
+            Table("mult", N, d, HotCold(150, cold=QR(4), num_rest=50, force=True), padding_idx=7, **options),
+            Table("cat", N, d, HotCold(70, cold=QR(4, operation="concat"), force=True), **options),
+            Table("map", N, d, HotCold(60, cold=cold, num_rest=30, force=True), **options),
+            Table("no cold", N, d, HotCold(40, cold=QR(4), num_rest=N - 40, force=True), **options),
+            Table("plain", N, d, quorem.ChineseRemainder(3)),
+        ]
+    if name == "pool":
+        return [
+            Table("a", N, d, HotCold(9, cold=Pool(70)), **options),
+            Table("b", N, d, HotCold(100, cold=Pool(70), num_rest=100), padding_idx=200, **options),
+            Table("both", N, d, HotCold(3, cold=Pool(70), force=True), features=("clicked", "seen"), **options),
+            Table("no hot", N, d, HotCold(0, cold=Pool(300, 3, name="other"), force=True)),
+        ]
+    return [
+        Table("one", N, d, QR(4), features=("x", "y"), padding_idx=3),
+        Table("two", N, d, QR(100, operation="concat"), features=("z", "t", "u")),
+        Table("alone", N, d, QR(4)),
+    ]
+
+
 def collection(d: int, dtype: torch.dtype = torch.float32, names: str = "") -> quorem.EmbeddingCollection:
-    """A collection of every kind of table, or of those named."""
+    """A collection of every kind of table, of those named, or of one of FREQUENCY."""
     torch.manual_seed(d)
-    tables = [table for table in every_kind(d) if not names or table.name in names.split()]
+    if names in FREQUENCY:
+        name, *ranked = names.split()
+        options = {"frequencies": torch.randperm(N)} if ranked else {}
+        tables = frequency_tables(d, name, **options)
+    else:
+        tables = [table for table in every_kind(d) if not names or table.name in names.split()]
     module = quorem.EmbeddingCollection(tables, device=DEVICE, dtype=dtype)
     torch.nn.init.uniform_(module.stored, -(1000**-0.5), 1000**-0.5)
     return module
 
 
-def batch(module: quorem.EmbeddingCollection, b: int) -> Tensor:
-    ids = torch.stack([torch.randint(s.num_embeddings, (b,)) for s in module.specs], 1)
+def limits(module: quorem.EmbeddingCollection) -> list[int]:
+    """The number of ids of each feature."""
+    return module.layout.slots[module.layout.spans[:, 0], LIMIT].tolist()
+
+
+def batch(module: quorem.EmbeddingCollection, b: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    ids = torch.stack([torch.randint(min(n, torch.iinfo(dtype).max), (b,)) for n in limits(module)], 1)
     ids[: b // 2] = ids[0]  # hot rows
+    ids[b // 3] = torch.tensor(limits(module)).clamp(max=torch.iinfo(dtype).max) - 1
     ids[-1, -1] = -1  # gives zeros and no gradient, as padding does
-    return ids.to(DEVICE)
+    return ids.to(DEVICE, dtype)
 
 
 def jagged(module: quorem.EmbeddingCollection, b: int, weighted: bool = False, mean: bool = False) -> IdBatch:
-    lengths = torch.randint(0, 4, (len(module.specs), b))
-    ids = [torch.randint(s.num_embeddings, (int(n),)) for s, n in zip(module.specs, lengths.sum(1), strict=True)]
+    lengths = torch.randint(0, 4, (len(limits(module)), b))
+    ids = [torch.randint(n, (int(each),)) for n, each in zip(limits(module), lengths.sum(1), strict=True)]
     values, offsets = torch.cat(ids).to(DEVICE), F.pad(lengths.flatten().cumsum(0), (1, 0)).to(DEVICE)
     weights = torch.rand(len(values), dtype=module.stored.dtype, device=DEVICE) if weighted else None
     return IdBatch(values, offsets, weights, mean)
@@ -72,17 +127,21 @@ def scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64, device=DEVICE)
 
 
-def rule_state(rule: str, stored: Tensor) -> tuple[state.State, state.Constants]:
-    """State and constants of a rule before its first step."""
+def row_rule(name: str, stored: Tensor, lr: float = 0.1, seed: int | None = None) -> RowRule:
+    """A rule before its first step."""
+    return RowRule(name, *reversed(_state_of(name, stored)), scalar(lr), seed)
+
+
+def _state_of(name: str, stored: Tensor) -> tuple[Any, Any]:
     step = torch.zeros((), dtype=torch.int64, device=DEVICE)
-    if rule == "sgd":
+    if name == "sgd":
         return state.SGDState(step), state.SGDConstants()
-    if rule == "adagrad":
+    if name == "adagrad":
         return state.AdagradState(torch.rand_like(stored) * 0.1, step), state.AdagradConstants(0.01, 1e-10)
-    if rule == "rowwise_adagrad":
+    if name == "rowwise_adagrad":
         total, extents = torch.rand(len(stored), device=DEVICE).to(stored.dtype), torch.tensor([[0, 1]], device=DEVICE)
         return state.RowWiseAdagradState(total, step, extents), state.AdagradConstants(0.0, 1e-10)
-    amsgrad = rule == "amsgrad"
+    amsgrad = name == "amsgrad"
     constants = replay.adam_constants(0.9, 0.999, 1e-8, stored.dtype, amsgrad)
     zeros = [torch.zeros_like(stored) for _ in range(2 + amsgrad)]
     last = torch.zeros(len(stored), dtype=torch.int32, device=DEVICE)
@@ -90,5 +149,6 @@ def rule_state(rule: str, stored: Tensor) -> tuple[state.State, state.Constants]
     return state.AdamState(*zeros[:2], last, step, *history, *zeros[2:]), constants
 
 
-def copied(states: state.State) -> state.State:
-    return type(states)(*(tensor if tensor is None else tensor.clone() for tensor in states))
+def copied(rule: RowRule) -> RowRule:
+    """The rule with a state of its own."""
+    return replace(rule, state=type(rule.state)(*(t if t is None else t.clone() for t in rule.state)))

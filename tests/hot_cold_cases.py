@@ -15,7 +15,7 @@ def hot_and_cold(bits: int = 0, **options: object) -> EmbeddingCollection:
     groups = Custom((ExplicitPartition([i % 7 for i in range(45)]),), check=False)
     schemes = {
         "qr": HotCold(5, cold=QR(4), force=True),
-        "rest": HotCold(4, cold=QR(4, operation="concat", permute=3), num_rest=11, force=True),
+        "rest": HotCold(4, cold=QR(4, operation="concat"), num_rest=11, force=True),
         "path": HotCold(5, cold=CASES["path-mlp"], num_rest=10, force=True),
         "map": HotCold(5, cold=groups, num_rest=10, force=True),
         "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),

@@ -1,5 +1,6 @@
 """What the tests of the fused CPU kernels share: tables of many schemes, batches for them, kernels beside the truth."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,10 +8,11 @@ from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme
 from quorem.ops import cpu, replay, state
-from quorem.ops.declare import OPS
+from quorem.ops.declare import TRUTHS
 from quorem.ops.gradients import dense_gradient
 from quorem.ops.layout import build
 from quorem.ops.rows import IdBatch, accumulator
+from quorem.ops.state import RowRule
 from quorem.paper.partitions import ExplicitPartition, Partition
 from quorem.paper.schemes.frequency import rank
 
@@ -20,9 +22,9 @@ CAR = Custom((ExplicitPartition([0, 1, 1, 0, 2, 2, 3, 3]), Partition(1, 2)), ope
 # scheme, number of ids, padding id
 MIX: list[tuple[Scheme, int, int | None]] = [
     (QR(4), 1000, None),
-    (QR(4, operation="add", permute=7), 5000, 3),
+    (QR(4, operation="add"), 5000, 3),
     (QR(60, operation="feature"), 3001, None),
-    (Full(permute=1), 50, 0),
+    (Full(), 50, 0),
     (GeneralizedQR(3), 100_000, 99_999),
     (GeneralizedQR(4, num_rows=500, operation="mult"), 40_000, None),
     (ChineseRemainder(3, operation="add"), 30_000, None),
@@ -34,7 +36,7 @@ GROUPS = Custom((ExplicitPartition([i % 7 for i in range(45)]),), check=False)
 HOT_COLD: list[tuple[Scheme, int, int | None]] = [
     (HotCold(5, cold=QR(4), force=True), 400, None),
     (HotCold(40, cold=QR(7), num_rest=30), 500, 3),
-    (HotCold(4, cold=QR(4, operation="concat", permute=3), num_rest=11), 300, None),
+    (HotCold(4, cold=QR(4, operation="concat"), num_rest=11), 300, None),
     (HotCold(5, cold=GROUPS, num_rest=10, force=True), 60, None),
     (HotCold(20, cold=QR(4), num_rest=40, force=True), 60, None),
     (HotCold(0, cold=GeneralizedQR(3), num_rest=10), 5000, None),
@@ -45,9 +47,6 @@ HOT_COLD: list[tuple[Scheme, int, int | None]] = [
 ]
 # Tables by feature: two features read one table, of the pool's and of the others.
 HOT_COLD_FEATURES = [0, 1, 2, 3, 6, 4, 7, 5, 6, 8, 9, 9]
-
-
-TRUTHS = {name: op.truth for name, op in OPS.items()}
 
 
 class Case:
@@ -117,7 +116,7 @@ def check_lookup(case: Case, ids: Tensor) -> None:
 
 
 def check_bag(case: Case, ids: Tensor, offsets: Tensor, weighted: bool, mean: bool) -> None:
-    """A lookup of bags and its gradients, dense, sparse and of the sample weights, against the truth."""
+    """A lookup of bags and its gradients, dense and sparse, against the truth."""
     sample_weights = torch.rand(len(ids)).to(case.stored.dtype) if weighted else None
     check(case, IdBatch(ids, offsets, sample_weights, mean))
 
@@ -129,10 +128,8 @@ def check(case: Case, batch: IdBatch) -> None:
     grad = case.grad(len(out))
     expected = truth("backward", grad, *args)
     same("stored", fused("backward", grad, *args), expected)
-    same("sparse stored", each_once(*fused("row_grads", grad, *args), case.stored), expected)
-    if batch.jagged:
-        to_weights = fused("sample_weights_backward", grad, *args)
-        same("sample_weights", to_weights, truth("sample_weights_backward", grad, *args).to(to_weights.dtype))
+    for run in (fused, truth):
+        same("sparse stored", each_once(*run("row_grads", grad, *args), case.stored), expected)
 
 
 # The rules with fused versions.
@@ -140,8 +137,19 @@ RULES = tuple(rule for rule in state.RULES if rule != "adamw")
 LR = torch.tensor(0.05, dtype=torch.float64)
 
 
-def fresh(rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99)) -> tuple[Any, Any]:
-    """State before the first step, and constants, of a rule."""
+def fresh(
+    rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99), lr: Tensor = LR, seed: Any = None
+) -> RowRule:
+    """A rule before its first step."""
+    return RowRule(rule, *reversed(_state_of(rule, case, betas)), lr, seed)
+
+
+def copied(rule: RowRule) -> RowRule:
+    """The rule with a state of its own."""
+    return replace(rule, state=type(rule.state)(*(t if t is None else t.clone() for t in rule.state)))
+
+
+def _state_of(rule: str, case: Case, betas: tuple[float, float]) -> tuple[Any, Any]:
     stored = case.stored
     step, averages = torch.tensor(0), [torch.zeros(stored.shape, dtype=accumulator(stored)) for _ in range(3)]
     largest = averages[2] if "amsgrad" in rule else None
@@ -150,7 +158,7 @@ def fresh(rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99)) -> tu
     if rule == "adagrad":
         return state.AdagradState(averages[0], step), state.AdagradConstants(0.01, 1e-10)
     if rule == "rowwise_adagrad":
-        tables = [*case.storage.extents, *case.storage.pools.values()]
+        tables = [*case.storage.extents, *(pool.extents for pool in case.storage.pools.values())]
         extents = torch.tensor([[e.base, e.pitch] for table in tables for e in table])
         return state.RowWiseAdagradState(averages[0][:, 0].clone(), step, extents), state.AdagradConstants(0.01, 1e-10)
     constants = replay.adam_constants(*betas, 1e-8, stored.dtype, rule == "amsgrad")

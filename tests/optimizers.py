@@ -125,3 +125,9 @@ def twin(module: Tables, dtype: torch.dtype = torch.float64) -> Any:
     copied = copy.deepcopy(module).to(dtype)
     copied.sparse = False
     return copied
+
+
+def same(module: Tables, dense: Tables, tolerance: float = 1e-12) -> None:
+    """The tables of both are equal."""
+    for (key, a), (_, b) in zip(module.named_tables(), dense.named_tables(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda m, key=key: f"{key}: {m}")

@@ -54,12 +54,12 @@ FEW = ("full", "qr-mult", "generalized3-concat", "chinese2-add", "qr-feature", "
 
 
 def fill_(module: Tables, seed: int = 0) -> Tables:
-    """Give every parameter random values of order one."""
+    """Give every parameter random values, so that vectors and gradients are of order one."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             is_matrix = parameter.dim() == 3 or name.startswith("projections")
-            shrink = math.sqrt(parameter.shape[-2]) if is_matrix else 1.0
+            shrink = math.sqrt(max(parameter.shape[-2:])) if is_matrix else 1.0
             parameter.copy_(torch.randn(parameter.shape, generator=draw) / shrink)
     return module
 
@@ -79,8 +79,6 @@ def dense_by_hand(module: Tables, feature: int = 0) -> Tensor:
         if i == module.padding[feature]:
             vectors.append(torch.zeros_like(vectors_of(spec.operation, [t[0] for t in tables])))
             continue
-        if spec.permutation is not None:
-            i = (spec.permutation.multiplier * i + spec.permutation.shift) % spec.num_embeddings
         buckets = [
             int(p.index[i]) if isinstance(p, ExplicitPartition) else i // p.stride % p.size for p in spec.partitions
         ]
@@ -131,7 +129,7 @@ def bags_by_torch(dense: Tensor, ids: Tensor, offsets: Tensor, mode: str, weight
     return pooled.unflatten(1, dense.shape[1:])
 
 
-def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype, name: str = "") -> None:
+def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32, name: str = "") -> None:
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(
         actual.double(), expected.double(), rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
@@ -154,3 +152,9 @@ def assert_same_gradients(module: Tables, twin: Tables) -> None:
 def pairwise_coprime(sizes: Sequence[int]) -> bool:
     """Whether no two of ``sizes`` share a factor."""
     return all(math.gcd(a, b) == 1 for a, b in itertools.combinations(sizes, 2))
+
+
+def definition_1(parts: Sequence[Partition | ExplicitPartition], n: int) -> bool:
+    """For all a != b there is an i such that [a]_{P_i} != [b]_{P_i}."""
+    classes = [part(torch.arange(n)).tolist() for part in parts]
+    return all(any(p[a] != p[b] for p in classes) for a, b in itertools.combinations(range(n), 2))

@@ -75,27 +75,6 @@ def test_concatenation_with_small_tables_left_full() -> None:
     assert model(torch.tensor([[999, 19, 0], [0, 0, 0]])).shape == (2, 3, 16)
 
 
-@pytest.mark.parametrize("bad", [11, 10, -1])
-def test_ids_outside_the_table_are_an_error(bad: int) -> None:
-    """There: id 11 of 10, and id -1, gave some other id's vector."""
-    for module, ids in (
-        (Embedding(10, 4, QR(4)), torch.tensor([3, bad])),
-        (EmbeddingBag(10, 4, QR(4)), torch.tensor([[3, bad]])),
-    ):
-        with pytest.raises(IndexError, match=rf"id {bad} is outside \[0, 10\)"):
-            module(ids)
-
-
-def test_compression_never_enlarges() -> None:
-    """There: 3 ids with 4 collisions made 5 rows."""
-    with pytest.warns(UserWarning, match="1 of 1 tables stay full: QR would store 64 parameters where the full table"):
-        table = Embedding(3, 16, QR(4))
-    assert table.num_parameters == 3 * 16 and table.scheme == Full()
-    for n in range(1, 200):
-        for scheme in (QR(4), QR(60), QR(4, large="quotient"), Path(4, (2,))):
-            assert scheme.spec(n, 16).num_parameters <= n * 16
-
-
 class CountOps(TorchDispatchMode):
     """Counts every operator that reaches a backend: on a GPU, the launches."""
 

@@ -55,15 +55,8 @@ def test_the_source_distribution_has_what_the_tests_need(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    needed = {
-        "Makefile",
-        "constraints.txt",
-        "mkdocs.yml",
-        "docs/tutorial.md",
-        "tests/test_docs.py",
-        "src/quorem/api.py",
-    }
-    assert needed | {"examples/quickstart.ipynb", "benchmarks/result_tables.py"} <= names
+    needed = {"Makefile", "constraints.txt", "mkdocs.yml", "docs/tutorial.md", "tests/test_docs.py"}
+    assert needed | {"src/quorem/api.py", "examples/quickstart.ipynb", "benchmarks/result_tables.py"} <= names
 
 
 def test_readme_runs_from_the_wheel(python: Path, tmp_path: Path) -> None:

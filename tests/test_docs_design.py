@@ -13,7 +13,7 @@ from quorem import QR, EmbeddingCollection, Table, optim
 from quorem.ops import cpu
 
 # Up to Python 3.11, sys.setprofile sees calls of what Numba has compiled.
-COMPILED = () if sys.version_info < (3, 12) else ("ops/cpu/lookup.py", "ops/cpu/gradients.py", "ops/cpu/rules.py")
+COMPILED = () if sys.version_info < (3, 12) else ("lookup_kernel", "sum_slots", "adagrad")
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
 SOURCE = Path(quorem.__file__).parent
 
@@ -53,7 +53,7 @@ def test_a_batch_takes_the_hops_of_the_page() -> None:
     for name, made in (("forward", forward), ("backward", backward)):
         rest = iter(made)
         for hop in hops(name):
-            assert hop[0] in COMPILED or hop in rest, (name, hop, made)
+            assert hop[1] in COMPILED or hop in rest, (name, hop, made)
         assert len(hops(name)) == {"forward": 7, "backward": 9}[name]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import quorem
+from quorem.data.shape import NUM_ROWS, day_split
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -39,18 +40,12 @@ def prose() -> list[tuple[str, str]]:
         for (mode, dim, batch, provider, scheme, graph), us in rows.items()
         if (mode, provider, scheme) == ("forward", "fused", "QR(4)")
     ]
-    eager = {
-        row["thread"]: row["median_us"]
-        for row in results("eager")["rows"]
-        if [row[key] for key in ("provider", "dim", "ids", "batch")] == ["fused", 16, "zipf", 2048]
-    }
     steps = medians("h200")
-    one_row = results("serve")["cases"][0]
-    waits = f"{one_row['p50_ms']:.2f} ms in the median, of which the model is {one_row['in_process']['p50_ms']:.2f}"
+    (job,) = (r for r in results("prepare")["results"] if r["rows"] == NUM_ROWS and "quorem" in r["work"])
     return [
-        ("docs/serve.md", f"One row takes {waits}"),
+        ("docs/data.md", f"takes {job['wall_s']:.0f} s on two cores and {job['peak_gb']:.0f} GB of memory"),
+        ("docs/data.md", f"({day_split(NUM_ROWS)['train'][1]:,})"),
         ("docs/benchmarks.md", f"take {min(composed):.2f} to {max(composed):.2f} times as long"),
-        ("docs/benchmarks.md", f"from {eager['engine']:.0f} to {eager['caller']:.0f} us"),
         ("docs/kernels.md", f"four in {steps['step', 16, 128, 'fused', 'QR(4)', 1]:.1f} us"),
         ("docs/compress.md", f"{tuned['fitted at 100%']['mean']:.4f} against {tuned['scratch at 100%']['mean']:.4f}"),
         ("docs/compress.md", f"full tables {full['at 100%']['mean']:.4f}"),

@@ -32,7 +32,8 @@ def test_torch_is_loaded_with_the_first_name_that_is_used():
 
 def test_every_public_name_is_an_attribute():
     names = "assert all(hasattr(quorem, name) for name in quorem.__all__) and not hasattr(quorem, 'nope')"
-    star = "from quorem import *\nassert Embedding is quorem.Embedding and 'Embedding' in dir(quorem)"
+    star = "from pathlib import Path\nfrom quorem import *\nassert Embedding is quorem.Embedding"
+    star += "\nassert Path is not quorem.Path and {'Embedding', 'Path'} <= {*dir(quorem)}"
     assert "quorem" in top_level_modules(f"import quorem\n{names}\n{star}")
 
 

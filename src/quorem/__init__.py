@@ -22,6 +22,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403
+    from .api import Path as Path
 else:
 
     def __getattr__(name: str) -> Any:
@@ -30,11 +31,11 @@ else:
             if find_spec(f".{name}", __name__) is not None:
                 return import_module(f".{name}", __name__)
             api = import_module(".api", __name__)
-            names = getattr(api, "__all__", ())  # not set yet while api is being imported
-            if name in (*names, "__all__"):
-                globals().update({known: getattr(api, known) for known in ("__all__", *names)})
+            names = (*getattr(api, "__all__", ()), "__all__", "Path")  # not set yet while api is being imported
+            if name in names and hasattr(api, name):
+                globals().update({known: getattr(api, known) for known in names})
                 return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *import_module(".api", __name__).__all__})
+        return sorted({*globals(), *import_module(".api", __name__).__all__, "Path"})

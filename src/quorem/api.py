@@ -11,24 +11,13 @@ from .modules.quantize import quantize_
 from .paper import hashing, init, operations, partitions, schemes
 from .paper.cooccurrence import order_by_cooccurrence
 from .paper.hashing import hash_strings
-from .paper.schemes import (
-    QR,
-    ChineseRemainder,
-    Custom,
-    Full,
-    GeneralizedQR,
-    Hash,
-    HotCold,
-    Path,
-    Pool,
-    Scheme,
-    TableSpec,
-)
+from .paper.schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
+from .paper.schemes import Path as Path
 from .planner import Plan, plan
 from .serving.export import export
 from .serving.loading import load
 
-__all__ = [
+__all__ = [  # without Path, which would hide pathlib's under ``import *``
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
@@ -39,7 +28,6 @@ __all__ = [
     "GeneralizedQR",
     "ChineseRemainder",
     "Custom",
-    "Path",
     "HotCold",
     "Pool",
     "Scheme",

@@ -2,7 +2,9 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import fields
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -39,6 +41,34 @@ def check_choice(argument: str, value: Any, choices: Any) -> None:
         raise ValueError(f"{argument} ({value!r}) must be one of {', '.join(map(repr, get_args(choices)))}")
 
 
+def check_options(options: Any) -> None:
+    """Check the fields of a frozen dataclass by their annotations; numpy's integers become plain ones, lists tuples.
+
+    An integer must be at least 1, or in the range of its field's metadata: ``field(metadata={"low": 0, "high": 9})``.
+
+    Raises:
+        TypeError: if a bool, a string, an integer or a tuple of integers is none.
+        ValueError: if an integer is too small, or a value is not one of a ``Literal``.
+    """
+    for option in fields(options):
+        name, value, kind = option.name, getattr(options, option.name), option.type
+        if get_origin(kind) in (Union, UnionType):
+            if value is None:
+                continue
+            kind = get_args(kind)[0]
+        if get_origin(kind) is Literal:
+            check_choice(name, value, kind)
+        elif kind in (bool, str) and not isinstance(value, kind):
+            raise TypeError(f"{name} ({value!r}) must be a {kind.__name__}")
+        elif kind is int:
+            value = check_int(name, value, **option.metadata)
+        elif kind == tuple[int, ...]:
+            if not isinstance(value, list | tuple):
+                raise TypeError(f"{name} ({value!r}) must be a tuple of widths, such as (64,)")
+            value = tuple(check_int(name, width) for width in value)
+        object.__setattr__(options, name, value)
+
+
 def check_dtype(dtype: torch.dtype | None) -> None:
     """``dtype`` must be one that the ops support, or None."""
     if dtype is not None and dtype not in FLOAT_DTYPES.values():
@@ -54,13 +84,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check_padding(padding_idx: int | None, n: int) -> int | None:
-    """``padding_idx`` must be within the table; returns it counted from the front."""
-    if padding_idx is None:
-        return None
-    return check_int("padding_idx", padding_idx, -n, n - 1) % n
-
-
 def check_unique(kind: str, names: Sequence[str]) -> None:
     """Raise ValueError if two tables have the same name; ``kind`` says what the names are."""
     if len(set(names)) < len(names):
@@ -74,23 +97,10 @@ def check_mapping(argument: str, value: Any) -> None:
         raise TypeError(f"{argument} ({type(value).__name__}) must be a mapping from names of tables")
 
 
-def check_unsupported(max_norm: float | None, scale_grad_by_freq: bool) -> None:
-    """Options of ``torch.nn`` that have no meaning where ids share rows must not be set."""
-    if max_norm is not None:
-        raise ValueError(
-            f"max_norm ({max_norm}) must be None: a composed vector has no row of its own to renormalize in place"
-        )
-    if scale_grad_by_freq:
-        raise ValueError(
-            f"scale_grad_by_freq ({scale_grad_by_freq}) must be False: a row's gradient is shared by several ids"
-        )
-
-
 def check_device(stored: Tensor, argument: str, *inputs: Tensor | None) -> None:
     """Ids, and offsets and sample weights if given, must be on the device of the tables."""
-    device = stored.device
     for name, tensor in zip((argument, "offsets", "per_sample_weights"), inputs, strict=False):
-        if tensor is not None and tensor.device != device:
+        if tensor is not None and tensor.device != stored.device:
             raise ValueError(f"{name} is on {tensor.device} but must be on {stored.device}, where the tables are")
 
 
@@ -110,7 +120,7 @@ def is_exporting() -> bool:
 def check_offsets(offsets: Tensor, num_ids: int, name: str = "offsets") -> Tensor:
     """``offsets`` must start at 0, not decrease, and end within the ids; returns them as int64.
 
-    Exported programs cannot raise: ``modules.plain`` gives NaN.
+    Exported programs cannot raise.
     """
     check_ids(offsets, name)
     if offsets.dim() != 1:

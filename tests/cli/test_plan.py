@@ -1,6 +1,7 @@
 """``quorem plan``, and ``quorem train --plan``."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,6 @@ def test_a_plan_for_data_is_printed_saved_and_trained(log: Path, tmp_path: Path)
     planned = Plan.from_json(file.read_text())
     assert list(planned) == Prepared(log).names and planned.bytes <= 30_000 and planned.optimizer == "adagrad"
     assert {type(scheme) for scheme in planned.values()} == {Full, HotCold}
-    code, output = invoke("plan", log, "--budget", "30kB", "--out", file, "--dim", 4)
-    assert code == 1 and f"{file} exists: --overwrite replaces it" in output
     code, output = invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
     assert code == 0, output
     assert f"plan of {len(planned)} tables" in output
@@ -69,17 +68,17 @@ def test_a_budget_trains_the_plan_that_plan_would_make(log: Path, tmp_path: Path
 
 def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tmp_path: Path) -> None:
     file, run = tmp_path / "plan.json", tmp_path / "run"
-    code, output = invoke("plan", log, "--budget", "14kB", "--serving", "--dim", 4, "--out", file)
+    code, output = invoke("plan", log, "--budget", "8kB", "--serving", "--dim", 4, "--out", file)
     assert code == 0 and "once rows are stored in 4 bits" in output
     planned = Plan.from_json(file.read_text())
-    assert planned.state_bytes == 0 and planned.bits == 4 and 13_000 < planned.bytes <= 14_000
+    assert planned.state_bytes == 0 and planned.bits == 4 and 7_500 < planned.bytes <= 8_000
     assert invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")[0] == 0
     tables = quorem.load(run).model.embeddings
     result = json.loads((run / "result.json").read_text())
     code, output = invoke("evaluate", run)
     assert code == 0 and f"{result['test']['log_loss']:.5f}" in output  # the metrics are those of the stored rows
     lists = tables.ranks.nbytes + word_bytes(tables.layout)
-    assert tables.bits == 4 and result["embedding_bytes"] == tables.stored.nbytes + lists
+    assert tables.bits == 4 and result["embedding_bytes"] == sum(p.nbytes for p in tables.parameters()) + lists
     assert planned.bytes - planned.index_bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
 
 
@@ -90,7 +89,7 @@ def test_where_float32_pays_for_too_few_rows_they_are_bfloat16(log: Path, tmp_pa
     assert invoke("plan", log, *budget, "--out", file)[0] == 0
     planned = Plan.from_json(file.read_text())
     assert {table.dtype for table in planned.tables} == {torch.bfloat16}
-    assert invoke("plan", log, *budget, "--row-dtype", "float32", "--out", file, "--overwrite")[0] == 0
+    assert invoke("plan", log, *budget, "--row-dtype", "float32", "--out", file)[0] == 0
     wider = Plan.from_json(file.read_text())
     assert {table.dtype for table in wider.tables} == {torch.float32}
     assert wider.traffic[0] < planned.traffic[0] < 1  # of ids with rows of their own
@@ -110,30 +109,26 @@ def test_where_float32_pays_for_too_few_rows_they_are_bfloat16(log: Path, tmp_pa
         assert code == 0, output
 
 
-def test_row_dtypes_that_have_no_meaning_are_refused(log: Path, tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
-    file.write_text("import torch\nmodel = torch.nn.Sequential(torch.nn.Embedding(1000, 4))\n")
-    code, output = invoke("plan", log, "--budget", "30kB", "--row-dtype", "int8")
-    assert code == 2 and "'int8' is not one of" in output
-    code, output = invoke("plan", file, "--budget", "30kB", "--row-dtype", "bfloat16")
-    assert code == 1 and "a model has the dtypes of its tables" in output
-
-
-def test_a_search_trains_a_few_plans(log: Path) -> None:
-    code, output = invoke("plan", log, "--budget", "20kB", "--dim", 8, "--search")
-    tried = [line.split() for line in output.splitlines() if "validation log loss" in line]
-    assert code == 0 and len(tried) >= 3 and {line[2] for line in tried} >= {"8", "2"}  # rows of so many numbers
-    code, output = invoke("plan", log, "--budget", "1MB", "--dim", 4, "--search")
-    assert code == 0 and "there is nothing to search" in output
+def test_a_search_trains_plans_with_other_widths(log: Path, tmp_path: Path) -> None:
+    """The written plan is the one with the lowest loss."""
+    file = tmp_path / "plan.json"
+    code, output = invoke("plan", log, "--budget", "26kB", "--dim", 8, "--search", "--out", file)
+    assert code == 0, output
+    tried = re.findall(r"narrowest rows of (\d) numbers: validation log loss ([\d.]+)", output)
+    assert f"Training {len(tried)} plans on 1,286 rows each" in output
+    assert {int(width) for width, _ in tried} == {8, 4, 2}
+    best = min(tried, key=lambda pair: float(pair[1]))
+    assert min(scheme.width or 8 for scheme in Plan.from_json(file.read_text()).values()) == int(best[0])
 
 
 def test_a_log_of_one_column_is_searched_too(tmp_path: Path) -> None:
+    """By DCN: DLRM needs two vectors."""
     pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
     log, data = tmp_path / "log.csv", tmp_path / "data"
     log.write_text("y,user\n" + "".join(f"{i % 3 % 2},u{i * i % 301}\n" for i in range(1000)))
     assert invoke("prepare", "table", log, data, "--label", "y")[0] == 0
     code, output = invoke("plan", data, "--budget", "4kB", "--search")
-    assert code == 0 and "validation log loss" in output and "of 4 kB" in output
+    assert code == 0 and "validation log loss" in output and "of 4 kB" in output, output
 
 
 def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
@@ -155,29 +150,7 @@ def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
     assert counts[hot].min() >= counts.topk(len(hot)).values.min()
 
 
-@pytest.mark.parametrize(
-    "form", ["model = nn.Embedding(10**9, 64)", "def model():\n    return nn.Embedding(10**9, 64)"]
-)
-def test_a_plan_for_a_model(form: str, tmp_path: Path) -> None:
-    """Of 256 GB, which are never allocated."""
-    file = tmp_path / "mine.py"
-    file.write_text(f"from torch import nn\n{form}\n")
-    code, output = invoke("plan", file, "--budget", "1GB")
-    assert code == 0 and "QR(num_collisions=" in output and "1,000,000,000" in output
-
-
 def test_refusals(log: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.py"
-    empty.write_text("x = 1\n")
-    assert invoke("plan", empty, "--budget", "1MB") == (
-        1,
-        f"quorem: {empty} must define model, an nn.Module or a function that returns one\n",
-    )
-    empty.write_text("def model(:\n")
-    code, output = invoke("plan", empty, "--budget", "1MB")
-    assert code == 1 and output == f"quorem: {empty}: SyntaxError: invalid syntax ({empty.name}, line 1)\n"
-    code, output = invoke("plan", tmp_path / "none.py", "--budget", "1MB")
-    assert code == 1 and "none.py is not a file" in output
     code, output = invoke("plan", log, "--budget", "much")
     assert code == 1 and "budget ('much') must be a number with B, kB, MB" in output
     train = ("train", "--data", log, "--out", tmp_path / "run", "--device", "cpu")
@@ -196,23 +169,3 @@ def test_refusals(log: Path, tmp_path: Path) -> None:
     assert invoke("plan", log, "--budget", "1MB", "--out", file)[0] == 0
     code, output = invoke(*train, "--plan", file, "--dim", 8)
     assert code == 1 and "of width 16 for" in output and "of width 8" in output
-
-
-def test_raw_ids_are_planned_by_the_counts_of_those_that_occur(tmp_path: Path) -> None:
-    """All others are the rest; what the plan counts is what the run allocates."""
-    pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
-    log, data, file, run = (tmp_path / name for name in ("raw.txt", "data", "plan.json", "run"))
-    assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
-    assert invoke("prepare", "criteo", log, data, "--ids", "raw")[0] == 0
-    code, output = invoke("plan", data, "--budget", "40kB", "--dim", 4, "--out", file)
-    assert code == 0 and "lists its hot and cold ids" in output, output
-    planned, prepared = Plan.from_json(file.read_text()), Prepared(data)
-    for table, n in zip(planned.tables, prepared.cardinalities, strict=True):
-        ids, counts = prepared.raw_counts(table.name)
-        assert table.num_embeddings == n >= 2**40 and table.visits == counts.sum()
-        assert 0 < n - table.scheme.num_rest <= len(ids)
-    code, output = invoke("train", "--data", data, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
-    assert code == 0, output
-    tables = quorem.load(run / "model.safetensors").embeddings
-    allocated = sum(tensor.nbytes for tensor in (*tables.parameters(), *tables.buffers()))
-    assert planned.bytes - planned.state_bytes - planned.index_bytes == allocated

@@ -38,9 +38,8 @@ def test_modules_are_replaced_with_their_options_and_the_report_says_so():
     model.day.eval()
     report = compress_(model, QR(4), threshold=7)
     assert type(model.user) is Embedding and model.seen is model.user and type(model.tags) is EmbeddingBag
-    assert (
-        model.user.padding_idx == 0 and not model.user.stored.requires_grad and model.user.stored.dtype == torch.float64
-    )
+    assert model.user.padding_idx == 0 and model.user.stored.dtype == torch.float64
+    assert not model.user.stored.requires_grad
     assert (model.tags.mode, model.tags.sparse, model.tags.include_last_offset) == ("sum", True, True)
     assert type(model.day) is nn.Embedding and not model.day.training
     assert report.swapped == ["user", "tags"] and report.left == {"day": "7 ids are at most the threshold (7)"}
@@ -56,9 +55,7 @@ def test_lists_dicts_and_tuples_of_parameters_follow_and_the_memory_is_freed():
     report = compress_(model, QR(4))
     assert model.penalized[0] is model.user.stored and model.penalized[1] is model.tags.stored
     assert model.groups["tables"][0] is model.tags.stored
-    assert any("penalized" in line for line in report.references) and any(
-        "groups" in line for line in report.references
-    )
+    assert {line.split()[0] for line in report.references} == {"penalized", "groups"}
     gc.collect()
     assert [reference() for reference in old] == [None, None]
 
@@ -98,33 +95,46 @@ def test_what_cannot_be_replaced_is_reported_with_the_reason():
         def forward(self, ids):
             return super().forward(ids) * 2
 
+    class Scaled(nn.Embedding):
+        @property
+        def scale(self) -> float:
+            return 2.0
+
+    class Started(nn.Embedding):
+        def reset_parameters(self) -> None:
+            nn.init.ones_(self.weight)
+
     class Holds(nn.Module):
         def __init__(self, weight):
             super().__init__()
             self.kernel = weight
 
+    reasons = {
+        "norm": "max_norm",
+        "freq": "scale_grad_by_freq",
+        "own": "Own has methods of its own (forward)",
+        "scaled": "Scaled has methods of its own (scale)",
+        "held": "holder (Holds)",
+        "pruned": "parametrized",
+        "hooked": "its weight has hooks that expect the gradient of the whole table",
+        "small": "would store",
+    }
+    special = {"norm": {"max_norm": 1.0}, "freq": {"scale_grad_by_freq": True}}
+    kinds = {"own": Own, "scaled": Scaled, "started": Started}
     model = nn.ModuleDict(
         {
-            "norm": nn.Embedding(99, 4, max_norm=1.0),
-            "freq": nn.Embedding(99, 4, scale_grad_by_freq=True),
-            "own": Own(99, 4),
-            "held": nn.Embedding(99, 4),
-            "pruned": nn.Embedding(99, 4),
-            "fine": nn.Embedding(99, 4),
-            "small": nn.Embedding(3, 4),
+            name: kinds.get(name, nn.Embedding)(3 if name == "small" else 99, 4, **special.get(name, {}))
+            for name in (*reasons, "started")
         }
     )
     model["holder"] = Holds(model["held"].weight)
     nn.utils.parametrizations.weight_norm(model["pruned"])
+    model["hooked"].weight.register_hook(lambda grad: grad * 0)
+    model["started"].note = "mine"
     left = compress_(model, QR(4)).left
-    assert set(left) == {"norm", "freq", "own", "held", "pruned", "small"}
-    assert (
-        "max_norm" in left["norm"]
-        and "scale_grad_by_freq" in left["freq"]
-        and "methods of its own (forward)" in left["own"]
-    )
-    assert "holder (Holds)" in left["held"] and "parametrized" in left["pruned"]
-    assert "would store" in left["small"]
+    assert left.keys() == reasons.keys() and all(reason in left[name] for name, reason in reasons.items())
+    assert type(model["started"]) is Embedding and model["started"].note == "mine"
+    assert compress_(nn.Sequential(nn.Embedding(99, 4)), QR(4, operation="feature")).left["0"].startswith("feature")
 
 
 @pytest.mark.parametrize("scheme", [QR(4), QR(4, operation="add"), Hash(4), HotCold(50, cold=QR(4, operation="add"))])
@@ -191,7 +201,7 @@ def test_a_table_that_is_assigned_is_fitted():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: compress_(Recommender()), ValueError, "exactly one of scheme_or_plan, scheme, plan and budget"),
+        (lambda: compress_(Recommender()), ValueError, "exactly one of scheme_or_plan and budget"),
         (lambda: compress_(Recommender(), QR(4), budget=9), ValueError, "exactly one of"),
         (lambda: compress_(nn.Embedding(9, 4), QR(4)), TypeError, "cannot be replaced in place"),
         (lambda: compress_(Recommender(), {"users": QR(4)}), ValueError, r"scheme_or_plan \('users'\)"),
@@ -199,6 +209,16 @@ def test_a_table_that_is_assigned_is_fitted():
         (lambda: compress_(Recommender(), QR(4), frequencies={"x": torch.ones(3)}), ValueError, r"frequencies \('x'\)"),
         (lambda: compress_(Recommender(), QR(4), frequencies=[1]), TypeError, r"frequencies \(list\) must be"),
         (lambda: compress_(Recommender(), QR(4), filter_fn="user"), TypeError, r"filter_fn \('user'\) must be"),
+        (
+            lambda: compress_(Recommender(), QR(4), optimizer=3),
+            TypeError,
+            r"optimizer \(int\) must be an optimizer, its",
+        ),
+        (
+            lambda: compress_(Recommender(), budget=9, optimizer="lion"),
+            ValueError,
+            r"optimizer \('lion'\) must be None or",
+        ),
         (lambda: compress_(3, QR(4)), TypeError, r"model \(int\)"),
         (lambda: decompress_(3), TypeError, r"model \(int\)"),
         (lambda: decompress_(Embedding(9, 4, Full())), TypeError, "cannot be replaced in place"),

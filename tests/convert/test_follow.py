@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quorem import QR, ChineseRemainder, Embedding, EmbeddingBag, HotCold, compress_, optim
+from quorem import QR, ChineseRemainder, Embedding, HotCold, compress_
 from quorem.paper.schemes import Scheme
 
 N, D = 60, 4
@@ -31,8 +31,7 @@ def test_state_is_what_the_rows_would_have(kind: type[torch.optim.Optimizer], sc
     source = Embedding(N, D, scheme, init_std=1.0)
     source.fit_(source.to_dense().detach() + 0)  # as a fit leaves it
     model = nn.Sequential(nn.Embedding.from_pretrained(source.to_dense().detach(), freeze=False))
-    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    own, other = kind(source.parameters(), lr=0.0, **options), kind(model.parameters(), lr=0.0, **options)
+    own, other = kind(source.parameters(), lr=0.0), kind(model.parameters(), lr=0.0)
     for ids in batches(source):
         step(source, ids, own)
         step(model, ids, other)
@@ -41,28 +40,3 @@ def test_state_is_what_the_rows_would_have(kind: type[torch.optim.Optimizer], sc
     assert other.param_groups[0]["params"] == [model[0].stored] and list(other.state) == [model[0].stored]
     for name, value in own.state[source.stored].items():
         torch.testing.assert_close(other.state[model[0].stored][name], value, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [optim.Adagrad, optim.RowWiseAdagrad])
-def test_tables_with_sparse_gradients(kind: type[optim.RowOptimizer]) -> None:
-    model = nn.Sequential(nn.Embedding(N, D, sparse=True))
-    optimizer = kind(model.parameters(), lr=0.1)
-    for ids in batches(model):
-        step(model, ids, optimizer)
-    compress_(model, QR(4, operation="add"), fit=True, optimizer=optimizer)
-    before = {name: value.clone() for name, value in optimizer.state[model[0].stored].items()}
-    step(model, torch.tensor([3, 17]), optimizer)
-    after = optimizer.state[model[0].stored]
-    assert int(after["step"]) == int(before["step"]) + 1
-    moved = [name for name in before if name != "step" and not torch.equal(before[name], after[name])]
-    assert moved and len(optimizer.state) == 1
-
-
-def test_a_state_that_cannot_be_converted_is_refused() -> None:
-    model = nn.Sequential(EmbeddingBag(N, D, QR(4)), nn.Embedding(N, D))
-    optimizer = torch.optim.Adagrad(model[1].parameters())
-    optimizer.state[model[1].weight]["rotation"] = torch.zeros(D, D)
-    with pytest.raises(
-        ValueError, match=r"Adagrad\) has the state 'rotation' \(4, 4\) of a table \(60, 4\), which cannot"
-    ):
-        compress_(model, QR(4), optimizer=optimizer)

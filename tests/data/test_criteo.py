@@ -8,7 +8,6 @@ import sys
 import pytest
 from click_logs import SAMPLE, assert_prepared, line, oracle, random_lines
 
-from quorem.data import shape
 from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
 
@@ -97,22 +96,7 @@ def test_malformed_line_is_counted_shown_and_left_out(bad, reason, block_bytes, 
     lines = [*LINES[:20], bad, *LINES[20:40], bad, *LINES[40:]]
     data = "".join(text + "\n" for text in lines).encode(errors="surrogateescape")
     result = prepared(tmp_path, data, block_bytes=block_bytes)
-    assert result.meta["malformed"] == {"count": 2, "first": [[21, reason], [42, reason]]}
-    assert_prepared(result, LINES)
-
-
-def test_lines_that_make_up_for_each_other_are_found(tmp_path):
-    short, long = MALFORMED["too few fields"][0], MALFORMED["too many fields"][0]
-    result = prepared(tmp_path, [LINES[0], short, long, *LINES[1:]])
-    assert result.meta["malformed"] == {"count": 2, "first": [[2, f"39 {FIELDS}"], [3, f"41 {FIELDS}"]]}
-    assert_prepared(result, LINES)
-
-
-def test_cut_off_last_line_is_malformed(tmp_path):
-    result = prepared(tmp_path, TEXT + LINES[0].encode()[:30])
-    ((number, reason),) = result.meta["malformed"]["first"]
-    assert number == len(LINES) + 1
-    assert re.fullmatch(r"\d+ fields where 40 are expected, and the file ends inside the line", reason)
+    assert result.meta.malformed == {"count": 2, "first": [[21, reason], [42, reason]]}
     assert_prepared(result, LINES)
 
 
@@ -148,12 +132,6 @@ def test_unusable_file_is_refused(data, message, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
 
 
-def test_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.txt"):
-        prepare_criteo(tmp_path / "absent.txt", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -182,23 +160,6 @@ def test_progress_is_reported(tmp_path):
         assert done == sorted(done)
         assert done[-1] == 1
     assert seen[-1][2] == len(LINES)
-
-
-def test_kaggle_split():
-    split = shape.day_split(shape.NUM_ROWS)
-    sizes = {name: stop - start for name, (start, stop) in split.items()}
-    assert sum(sizes.values()) == shape.NUM_ROWS
-    day = shape.NUM_ROWS // 7
-    assert sizes["train"] == shape.NUM_ROWS - day
-    assert 0 <= sizes["validation"] - sizes["test"] <= 1
-    assert max(b - a for a, b in zip(shape.day_starts(100, 7), shape.day_starts(100, 7)[1:], strict=False)) == 15
-    assert sum(shape.CARDINALITIES) == 33_762_591
-
-
-@pytest.mark.parametrize("scale", [0, 2])
-def test_scaled_cardinalities_checks(scale):
-    with pytest.raises(ValueError, match=rf"scale \({scale}\) must be in \(0, 1\]"):
-        shape.scaled_cardinalities(scale)
 
 
 needs_sample = pytest.mark.skipif(

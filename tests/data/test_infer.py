@@ -6,7 +6,8 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
 
-from quorem.data.columns import ROWS, infer
+from quorem.data.config import PrepareConfig
+from quorem.data.infer import ROWS, infer
 from quorem.data.source import open_source
 from quorem.data.table import prepare_table
 
@@ -36,13 +37,13 @@ def test_columns_are_taken_for_what_they_look_like(tmp_path):
         "shop": ("category", "text"),
         "tags": ("list", "50% of the texts have '|' in them"),
         "nothing": ("none", "no value in the first 100,000 rows"),
-        "when": ("none", "times: --time when splits the rows by them"),
+        "when": ("none", "dates or times"),
         "rare": ("list", "89% of the texts have '|' in them"),
     }
-    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
-    assert result.dense_names == ["price", "clicks"]
+    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y")
+    assert result.dense_names == ["row", "price", "clicks"]
     assert result.names == ["user_id", "postcode", "weekday", "shop", "tags", "rare"]
-    assert result.meta["bags"] == ["tags", "rare"]
+    assert result.meta.columns.bags == ("tags", "rare")
     assert result.all.labels.tolist() == [int(k % 3 > 0) for k in range(100)]
 
 
@@ -62,6 +63,13 @@ def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
     inferred = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet", names)}
     kinds = {"when": "none", "list": "list", "flag": "category", "x": "number", "text": "category", "struct": "none"}
     assert inferred == kinds
+
+
+def test_numbers_that_a_parquet_file_has_as_text_are_prepared_as_such(tmp_path):
+    table = pl.DataFrame({"y": [0, 1, 1], "x": ["1.5", "NA", " 2.5"], "user": ["a", "b", "a"]})
+    table.write_parquet(tmp_path / "t.parquet")
+    result = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", config=PrepareConfig(transform="none"))
+    assert (result.dense_names, result.all.dense[:, 0].tolist()) == (["x"], [1.5, 0, 2.5])
 
 
 def test_what_spoils_a_column_of_numbers_is_named(tmp_path):

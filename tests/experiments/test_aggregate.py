@@ -1,20 +1,17 @@
 """Means and deviations by hand, the optimizer by validation loss, and what is missing."""
 
-import csv
 import json
 import math
 import shlex
 
 import pytest
-from made_up_results import figure as made_up
-from made_up_results import result
 from runs_of_training import CARDINALITIES, small_log, small_run
 from typer.testing import CliRunner
 
 from quorem import models
 from quorem.cli import app
-from quorem.experiments.aggregate import aggregate, command_of, curve, mean_and_deviation, write_csv
-from quorem.experiments.figures import Dataset, FigurePlan, Made, PlannedPoint, Point
+from quorem.experiments.aggregate import aggregate, command_of, curve, without_seed
+from quorem.experiments.figures import Dataset, Figure, Made, Point, Result
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
 from quorem.experiments.reproduce import plan
 from quorem.files.atomic import sealed, write_json
@@ -27,12 +24,18 @@ from quorem.training.tables import tables_of
 DATA = Dataset(
     name="log", path="log", identity="abc", rows={"train": 9}, cardinalities=list(CARDINALITIES), num_dense=3
 )
-MADE = Made(command="quorem reproduce figure4", data=DATA)
 
 
-def planned(axes=FIGURE4, optimizers=("adagrad", "amsgrad"), trials=2) -> FigurePlan:
-    runs = [RunConfig(data="abc", optimizer=o, seed=s) for o in optimizers for s in range(trials)]
-    return FigurePlan(axes=axes, made=MADE, points=[PlannedPoint("mult", 4, runs)])
+def planned(axes=FIGURE4, optimizers=("adagrad", "amsgrad"), trials=2) -> Figure:
+    sizes = {"parameters": 7, "bytes": 28, "embedding_parameters": 5, "embedding_bytes": 20}
+    config = without_seed(RunConfig(data="abc", optimizer=optimizers[0]))
+    point = Result(network="dlrm", series="mult", x=4, config=config, command="quorem train", **sizes)
+    made = Made(command="quorem reproduce figure4", data=DATA, trials=trials, optimizers=list(optimizers))
+    return Figure(axes=axes, made=made, points=[point])
+
+
+def runs_of(figure: Figure) -> list[RunConfig]:
+    return figure.runs(figure.points[0])
 
 
 def finish(folder, config: RunConfig, validation: float, test: float, curve: dict[int, float] | None = None) -> None:
@@ -54,17 +57,11 @@ def finish(folder, config: RunConfig, validation: float, test: float, curve: dic
     (out / "metrics.jsonl").write_text("".join(json.dumps(sealed(line)) + "\n" for line in lines))
 
 
-def test_mean_and_sample_deviation():
-    assert mean_and_deviation([0.5]) == (0.5, None)
-    mean, deviation = mean_and_deviation([1.0, 2.0, 6.0])
-    assert (mean, deviation) == (3.0, pytest.approx(math.sqrt((4 + 1 + 9) / 2)))
-
-
 def test_the_optimizer_with_the_lower_validation_loss_is_shown_with_its_final_test_loss(tmp_path):
     made = planned()
     losses = {("adagrad", 0): (0.50, 0.40), ("adagrad", 1): (0.52, 0.44)}
     losses |= {("amsgrad", 0): (0.49, 0.60), ("amsgrad", 1): (0.51, 0.68)}
-    for config in made.points[0].runs:
+    for config in runs_of(made):
         finish(tmp_path, config, *losses[config.optimizer, config.seed])
     (point,) = aggregate(made, tmp_path).points
     assert (point.optimizer, point.trials, point.missing, point.failed) == ("amsgrad", 2, 0, 0)
@@ -74,15 +71,15 @@ def test_the_optimizer_with_the_lower_validation_loss_is_shown_with_its_final_te
     assert (point.auc_mean, point.auc_sd) == (pytest.approx(0.89), pytest.approx(0.08 / math.sqrt(2)))
     expected = {"validation": pytest.approx(0.51), "test": pytest.approx(0.42), "trials": 2}
     assert point.others["adagrad"] == expected
-    assert point.runs == [config.key() for config in made.points[0].runs[2:]]
+    assert point.runs == [config.key() for config in runs_of(made)[2:]]
     assert point.test_losses == [0.60, 0.68]
     assert "seed" not in point.config and point.config["optimizer"] == "amsgrad"
 
 
 def test_curves_are_averaged_where_every_trial_has_a_value(tmp_path):
     made = planned(optimizers=("adagrad",))
-    finish(tmp_path, made.points[0].runs[0], 0.3, 0.3, {10: 0.6, 20: 0.5, 30: 0.3})
-    finish(tmp_path, made.points[0].runs[1], 0.5, 0.5, {10: 0.8, 30: 0.5})
+    finish(tmp_path, runs_of(made)[0], 0.3, 0.3, {10: 0.6, 20: 0.5, 30: 0.3})
+    finish(tmp_path, runs_of(made)[1], 0.5, 0.5, {10: 0.8, 30: 0.5})
     (point,) = aggregate(made, tmp_path).points
     deviation = pytest.approx(0.2 / math.sqrt(2))
     assert point.curve == [(10, pytest.approx(0.7), deviation), (30, pytest.approx(0.4), deviation)]
@@ -90,8 +87,8 @@ def test_curves_are_averaged_where_every_trial_has_a_value(tmp_path):
 
 def test_a_loss_that_is_no_number_is_not_chosen(tmp_path):
     made = planned(trials=1)
-    finish(tmp_path, made.points[0].runs[0], math.nan, math.nan)
-    finish(tmp_path, made.points[0].runs[1], 0.9, 0.8)
+    finish(tmp_path, runs_of(made)[0], math.nan, math.nan)
+    finish(tmp_path, runs_of(made)[1], 0.9, 0.8)
     (point,) = aggregate(made, tmp_path).points
     assert (point.optimizer, point.test_mean) == ("amsgrad", 0.8)
 
@@ -99,10 +96,10 @@ def test_a_loss_that_is_no_number_is_not_chosen(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3"])
 def test_a_damaged_result_is_named(tmp_path, text):
     made = planned()
-    finish(tmp_path, made.points[0].runs[0], 0.5, 0.4)
-    path = tmp_path / "runs" / made.points[0].runs[0].key() / "result.json"
+    finish(tmp_path, runs_of(made)[0], 0.5, 0.4)
+    path = tmp_path / "runs" / runs_of(made)[0].key() / "result.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"{made.points[0].runs[0].key()}.*result.json is damaged: .*; remove it"):
+    with pytest.raises(ValueError, match=rf"{runs_of(made)[0].key()}.*result.json is damaged: .*; remove it"):
         aggregate(made, tmp_path)
 
 
@@ -120,21 +117,25 @@ def test_one_validation_is_no_curve(tmp_path):
 
 def test_missing_and_failed_trials_are_counted(tmp_path):
     made = planned()
-    finish(tmp_path, made.points[0].runs[0], 0.5, 0.4)
+    finish(tmp_path, runs_of(made)[0], 0.5, 0.4)
     (tmp_path / "errors").mkdir()
-    (tmp_path / "errors" / f"{made.points[0].runs[3].key()}.json").write_text("{}")
+    (tmp_path / "errors" / f"{runs_of(made)[3].key()}.json").write_text("{}")
     figure = aggregate(made, tmp_path)
     (point,) = figure.points
     assert (point.trials, point.missing, point.failed, point.test_sd) == (1, 3, 1, None)
-    assert figure.made.commit == "c0ffee" and figure.made.command == MADE.command
+    assert figure.made.commit == "c0ffee" and figure.made.command == made.made.command
 
 
 def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path):
-    assert aggregate(planned(), tmp_path).points == []
-    (point,) = aggregate(planned(FIGURE7), tmp_path).points
-    assert point.missing == 0
-    tables = tables_of(CARDINALITIES, QR())
-    model = models.build("dlrm", EmbeddingCollection(tables), num_dense=3)
+    log = small_log(tmp_path / "log", 500)
+    points = [Point(series="mult", x=4, options={"scheme": QR()})]
+    options = {"trials": 2, "optimizers": ["adagrad"], "command": "x"}
+    made = plan(FIGURE4, points, log, **options)
+    assert [config.seed for config in runs_of(made)] == [0, 1] and made.made.data.num_dense == 3
+    assert made.made.data.cardinalities == list(CARDINALITIES)
+    assert aggregate(made, tmp_path).points == []
+    (point,) = aggregate(plan(FIGURE7, points, log, **options), tmp_path).points
+    model = models.build("dlrm", EmbeddingCollection(tables_of(CARDINALITIES, QR())), num_dense=3)
     assert point.parameters == sum(p.numel() for p in model.parameters())
     assert (point.trials, point.test_mean, point.embedding_parameters) == (0, None, model.embeddings.num_parameters)
 
@@ -158,30 +159,3 @@ def test_the_command_of_a_run_trains_that_run(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, shlex.split(command_of(config, str(log.path)))[1:])
     assert done.exit_code == 0, done.output
     assert trained == [config]
-
-
-def test_csv_has_a_line_a_point(tmp_path):
-    figure = aggregate(planned(FIGURE7), tmp_path)
-    write_csv(figure, tmp_path / "x.csv")
-    with (tmp_path / "x.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["figure"], row["series"], row["test_mean"]) == ("figure7", "mult", "")
-    assert json.loads(row["scheme"]) == {"scheme": "QR"}
-    assert int(row["parameters"]) == figure.points[0].parameters
-
-
-@pytest.mark.parametrize(("sd", "deviation"), [(None, ""), (0.001, "0.001")])
-def test_csv_has_no_deviation_for_one_trial_and_says_the_rows(tmp_path, sd, deviation):
-    write_csv(made_up([result(sd=sd, auc_sd=sd)]), tmp_path / "x.csv")
-    with (tmp_path / "x.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert [row[name] for name in ("test_sd", "validation_sd", "auc_sd")] == [deviation] * 3
-    assert (row["test_mean"], row["rows"], row["epochs"], row["batch_size"]) == ("0.45", "1200", "1", "128")
-
-
-def test_a_plan_has_a_run_for_each_seed(tmp_path):
-    log = small_log(tmp_path / "log", 500)
-    points = [Point(series="a", x=1, options={})]
-    made = plan(FIGURE4, points, log, trials=2, optimizers=["adagrad"], command="x")
-    assert [config.seed for config in made.points[0].runs] == [0, 1] and made.made.data.num_dense == 3
-    assert made.made.data.cardinalities == list(CARDINALITIES)

@@ -13,10 +13,9 @@ import pytest
 from runs_of_training import small_log, small_run
 
 from quorem.experiments import sweep
-from quorem.files.atomic import LockedError
 from quorem.paper.schemes import Full
-from quorem.training import clock
-from quorem.training.run import RunFolder, read_result
+from quorem.training import loop
+from quorem.training.run import read_result
 
 PROGRAM = """
 import sys, threading
@@ -105,16 +104,6 @@ def test_a_failure_is_recorded_and_the_others_go_on(log, tmp_path):
     assert again.has_failed(bad)
 
 
-def test_missing_data_fails_the_run_alone(log, tmp_path):
-    config = small_run(log)
-    made = sweep.new(tmp_path / "runs", [[config]], tmp_path / "nowhere", "cpu")
-    work(made)
-    assert "nowhere" in json.loads(made.error(config).read_text())["error"]
-    made = made_of(log, tmp_path / "runs", [config])
-    work(made)
-    assert made.is_done(config) and not made.error(config).exists()
-
-
 def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monkeypatch):
     configs = [small_run(log, seed=seed) for seed in range(3)]
     train_many, asked = sweep.train_many, []
@@ -128,14 +117,14 @@ def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monke
 
     monkeypatch.setattr(sweep, "train_many", train)
     made = made_of(log, tmp_path, configs)
-    folders = [RunFolder(made.run(config), config) for config in configs]
-    sweep._train(made, folders, [], threading.Event())
+    with sweep.claimed(made, configs) as folders:
+        sweep._train(made, folders, [], threading.Event())
     assert asked == [[0, 1, 2], [0], [1], [2]]
     assert [made.is_done(config) for config in configs] == [True, False, True] and made.has_failed(configs[1])
 
 
 def test_stopping_saves_and_going_on_gives_the_same_result(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(clock, "REPORT_SECONDS", 0)  # a report after every step: the first one stops
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0)  # a report after every step: the first one stops
     config = small_run(log, epochs=3)
     stop = threading.Event()
     made = made_of(log, tmp_path / "a", [config])
@@ -230,16 +219,6 @@ def test_workers_end_with_the_process_that_began_them(log, tmp_path):
     assert 0 < counts[-1] < 500 and counts[-1] == len(results(folder))
 
 
-def test_ctrl_c_saves_and_exits(log, tmp_path):
-    folder = tmp_path / "runs"
-    process = start(log, folder, 500)
-    wait_until(lambda: results(folder))
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode != 0 and "KeyboardInterrupt" in err
-    assert 0 < len(results(folder)) < 500
-
-
 def test_ctrl_c_in_a_terminal_saves_what_is_being_trained(log, tmp_path):
     """There it reaches every process of the group at once."""
     folder = tmp_path / "runs"
@@ -261,21 +240,3 @@ sweep.write = sys.modules["quorem.files.atomic"].write = full
     process = start(log, tmp_path / "runs", 2, before=full)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and "quorem: [Errno 28] No space left on device; what is finished is kept" in err
-
-
-def test_a_run_has_one_lock(log, tmp_path):
-    """A sweep leaves alone what ``quorem train`` is training, and the other way round."""
-    config = small_run(log)
-    made = made_of(log, tmp_path, [config])
-    with RunFolder(made.run(config), config), sweep.claimed(made, [config]) as claimed:
-        assert claimed == []
-    with sweep.claimed(made, [config]) as (folder,):
-        with pytest.raises(LockedError, match="another process is training in this folder"):
-            RunFolder(folder.path, config).lock(attempts=1)
-        with folder:
-            pass
-        with pytest.raises(LockedError, match="another process is training in this folder"):
-            RunFolder(folder.path, config).lock(attempts=1)
-    work(made)
-    assert made.is_done(config)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]

@@ -1,9 +1,12 @@
 """Table 1's parameter counts, as printed in the paper."""
 
-from typer.testing import CliRunner
+import torch
 
-from quorem.cli import app
-from quorem.experiments.paper_figures import table1_parameters
+from quorem import EmbeddingCollection, models
+from quorem.data.shape import CARDINALITIES
+from quorem.experiments.paper_figures import Study, table1_points
+from quorem.training.config import RunConfig
+from quorem.training.tables import tables_of
 
 PRINTED = {
     "dcn": {16: 135_464_410, 32: 135_519_322, 64: 135_629_146, 128: 135_848_794},
@@ -12,12 +15,10 @@ PRINTED = {
 
 
 def test_all_eight_parameter_counts():
-    expected = {(network, hidden): count for network, row in PRINTED.items() for hidden, count in row.items()}
-    assert table1_parameters() == expected
-
-
-def test_command_prints_a_line_for_each_cell():
-    run = CliRunner().invoke(app, ["reproduce", "table1", "--params-only"])
-    expected = [f"{network},{hidden},{count}" for network, row in PRINTED.items() for hidden, count in row.items()]
-    assert run.exit_code == 0, run.output
-    assert run.stdout.splitlines() == expected
+    counts: dict[str, dict[int, int]] = {"dcn": {}, "dlrm": {}}
+    for point in table1_points(Study(cardinalities=CARDINALITIES, num_rows=1)):
+        run = RunConfig(data="criteo", **point.options)
+        tables = EmbeddingCollection(tables_of(CARDINALITIES, run.scheme), device="meta")
+        model = models.build(run.network, tables, preset=run.preset, device=torch.device("meta"))
+        counts[run.network][point.x] = sum(p.numel() for p in model.parameters())
+    assert counts == PRINTED

@@ -1,26 +1,28 @@
-"""Saved models that are damaged: refused with a ValueError that names the file, whatever was done to them."""
+"""Saved models that are damaged or of another kind: refused with a ValueError that names the file."""
 
 import json
-import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from oracles import CASES, fill_
+from oracles import CASES, D, N, fill_
+from torch import nn
 
 from quorem import (
     QR,
     ChineseRemainder,
     Custom,
+    Embedding,
     EmbeddingCollection,
     HotCold,
     Pool,
     Table,
 )
+from quorem.files import saved_model
 from quorem.files import tensors as tensor_file
 from quorem.files.saved_model import KIND, load, save
 from quorem.files.tensors import TensorFile
@@ -33,7 +35,7 @@ SPARE_BYTES = 256 << 20  # far more than the small files here need, far less tha
 def network() -> DLRM:
     cars = Custom((ExplicitPartition([0, 1, 0, 1, 2, 2]),), check=False)
     tables = [
-        Table("user", 60, 4, QR(4, permute=1)),
+        Table("user", 60, 4, QR(4)),
         Table("path", 60, 4, CASES["path-mlp"]),
         Table("car", 6, 4, cars, padding_idx=1),
         Table("item", 60, 4, ChineseRemainder(2, operation="concat")),
@@ -47,12 +49,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "model"
     save(network(), path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of small files: whether they outlast a power failure is of no interest here."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @contextmanager
@@ -99,7 +95,6 @@ def test_any_flipped_byte_is_seen(saved: Path, tmp_path: Path) -> None:
         path.write_bytes(changed)
         try:
             file = TensorFile(path, KIND)
-            file.verify()
         except ValueError as error:
             assert "flipped" in str(error)
         else:  # a space of the header's padding became another blank
@@ -115,12 +110,32 @@ def test_a_flipped_number_is_named(saved: Path, tmp_path: Path) -> None:
     load(tmp_path / "flipped", verify=False)
 
 
-@pytest.mark.parametrize("name", ["embeddings", "frozen", "versions", "network"])
-def test_values_that_are_missing(name: str, saved: Path, tmp_path: Path) -> None:
+def without(name: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(description: dict[str, Any], tensors: dict[str, Any]) -> None:
+        del (description if name in description else tensors)[name]
+
+    return change
+
+
+def rotated(description: dict[str, Any], tensors: dict[str, Any]) -> None:
+    description["embeddings"]["tables"][0]["rotation"] = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *((without(name), f"{name} is missing") for name in ("embeddings", "frozen", "versions", "network")),
+        (without("maps.0"), r"embeddings\.tables\[2\]\.scheme: .*index \('maps\.0'\) must be a list of buckets"),
+        (without("embeddings.ranks"), r'Missing key\(s\) in state_dict: "embeddings\.ranks"'),
+        (without("embeddings.stored"), r'Missing key\(s\) in state_dict: "embeddings\.stored"'),
+        (rotated, r"embeddings.tables.0..rotation is not known: Table has"),
+    ],
+)
+def test_what_does_not_fit_though_its_checksums_do(change: Any, message: str, saved: Path, tmp_path: Path) -> None:
     file = TensorFile(saved, KIND)
-    values = {key: value for key, value in file.description.items() if key != name}
-    tensor_file.write_tensors(tmp_path / "hostile", KIND, file.tensors, values)
-    with pytest.raises(ValueError, match=f"hostile is damaged: {name} is missing"):
+    change(file.description, file.tensors)
+    tensor_file.write_tensors(tmp_path / "hostile", KIND, file.tensors, file.description)
+    with pytest.raises(ValueError, match=f"hostile is damaged: {message}"):
         load(tmp_path / "hostile")
 
 
@@ -155,3 +170,64 @@ def test_a_header_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
         (tmp_path / "hostile").write_bytes(length.to_bytes(8, "little") + b"{}" * 10)
         with limited_memory(), pytest.raises(ValueError, match="hostile"):
             load(tmp_path / "hostile")
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Embedding(N, D, QR(4)), tmp_path / "table")
+    before = (tmp_path / "table").read_bytes()
+
+    def fails(tensor: object) -> list[bytes]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensor_file, "checksum", lambda tensor: 0)
+    monkeypatch.setattr(tensor_file, "byte_blocks", fails)
+    with pytest.raises(OSError, match="disk full"):
+        save(Embedding(N, D, QR(6)), tmp_path / "table")
+    assert (tmp_path / "table").read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["table"]
+
+
+class OwnModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Embedding(N, D, QR(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (OwnModel(), "OwnModel"),
+        (nn.Embedding(3, 4), "Embedding"),
+        (DLRM(nn.Embedding(3, 4), embedding_dims=(4,)), "Emb"),
+    ],
+)
+def test_models_of_other_classes_are_refused(model: nn.Module, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=rf"model \({kind}.*\) must be an Embedding, EmbeddingBag, EmbeddingColl"):
+        save(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    module, path = Embedding(N, D, QR(4)), tmp_path / "file"
+    with pytest.raises(FileNotFoundError):
+        load(path)
+    torch.save(module.state_dict(), path)
+    with pytest.raises(ValueError, match=r"file is a zip archive, such as torch.save writes.*it is not unpickled"):
+        load(path)
+    for name, metadata in (("no format", None), ("pt", {"format": "pt"})):
+        save_file(module.state_dict(), path, metadata)
+        with pytest.raises(ValueError, match=f"file is a safetensors file of something else: it says '{name}'"):
+            load(path)
+    for data in (b'{"json": "of 20 bytes"}', b"\x80\x04\x95" + bytes(100), b"label,user\n1,2\n" * 10, b"", b"PK"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"file is damaged, or not a quorem-model file: .*header"):
+            load(path)
+
+
+def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(saved_model, "KIND", KIND._replace(version=7))
+        save(Embedding(N, D, QR(4)), tmp_path / "table")
+    with pytest.raises(ValueError, match=r"table has format version '7', but this quorem reads 3"):
+        load(tmp_path / "table")

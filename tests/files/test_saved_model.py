@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from oracles import CASES, DTYPES, FEW, D, N, fill_
-from safetensors import safe_open
 
 from quorem import (
     QR,
@@ -19,10 +18,11 @@ from quorem import (
     HotCold,
     Pool,
     Table,
+    optim,
     quantize_,
 )
 from quorem.files.saved_model import load, save
-from quorem.models import DCN, DLRM, DeepFM
+from quorem.models import DCN, DLRM
 from quorem.modules.lookup import Tables
 from quorem.paper.partitions import ExplicitPartition
 
@@ -37,7 +37,7 @@ def collection(**options: object) -> EmbeddingCollection:
         Table("day", 7, D, Full()),
         Table("shop", N, D, CASES["path-mlp"]),
         Table("car", N, D, Custom((groups,), check=False)),
-        Table("words", 10**12, D, GeneralizedQR(4, permute=5)),
+        Table("words", 10**12, D, GeneralizedQR(4)),
         Table("raw", 2**40, D, GeneralizedQR(4), raw_ids=True, padding_idx=2**64 - 5),
     ]
     return fill_(EmbeddingCollection(tables, **options))
@@ -54,19 +54,10 @@ def assert_same(a: Tables, b: Tables) -> None:
         assert torch.equal(value, b.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_scheme(case: str, tmp_path: Path) -> None:
-    module = fill_(Embedding(N, D, replace(CASES[case], permute=2), padding_idx=7))
-    save(module, tmp_path / "table")
-    other = load(tmp_path / "table")
-    assert_same(module, other)
-    assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
-
-
 COLD = ExplicitPartition([i % 7 for i in range(45)])
 HOT_COLD = {
     "qr": HotCold(5, cold=QR(4), force=True),
-    "rest": HotCold(5, cold=QR(4, operation="concat", permute=3), num_rest=10, force=True),
+    "rest": HotCold(5, cold=QR(4, operation="concat"), num_rest=10, force=True),
     "path": HotCold(5, cold=CASES["path-mlp"], num_rest=10, force=True),
     "map": HotCold(5, cold=Custom((COLD,), check=False), num_rest=10, force=True),
     "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),
@@ -122,30 +113,18 @@ def test_schemes_in_every_dtype_and_bits(dtype: torch.dtype, bits: int, tmp_path
         other = load(tmp_path / "table")
         assert_same(module, other)
         assert other.bits == bits and other.dtype == dtype and other.stored.requires_grad == (bits == 0)
-        assert torch.equal(module(IDS), other(IDS))
+        assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", FEW)
-def test_every_dtype_of_bags(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    options = {"mode": "sum", "include_last_offset": True, "on_invalid_id": "raise", "dtype": dtype}
-    module = fill_(EmbeddingBag(N, D, CASES[case], **options))
+def test_bags(tmp_path: Path) -> None:
+    options = {"mode": "sum", "include_last_offset": True, "on_invalid_id": "raise", "sparse": True}
+    module = fill_(EmbeddingBag(N, D, QR(4), **options))
     save(module, tmp_path / "bag")
     other = load(tmp_path / "bag")
     assert_same(module, other)
-    assert (other.mode, other.include_last_offset, other.on_invalid_id) == ("sum", True, "raise")
+    assert {name: getattr(other, name) for name in options} == options
     offsets = torch.tensor([0, 5, 5, N])
     assert torch.equal(module(IDS, offsets), other(IDS, offsets))
-
-
-def test_collections(tmp_path: Path) -> None:
-    module = collection(mode="sum", sparse=True)
-    save(module, tmp_path / "tables")
-    other = load(tmp_path / "tables")
-    assert_same(module, other)
-    assert other.mode == "sum" and other.sparse
-    ids = torch.randint(0, 7, (5, 7))
-    assert torch.equal(module(ids), other(ids))
 
 
 NETWORKS = {
@@ -153,8 +132,8 @@ NETWORKS = {
     "dlrm-raw": lambda tables: DLRM(tables, num_dense=3, bottom=(), top=(6, 5), raw_dense=True),
     "dlrm-no-dense": lambda tables: DLRM(tables, num_dense=0, top=(6,)),
     "dcn": lambda tables: DCN(tables, num_dense=3, deep=(7, 5), num_cross=2),
-    "deepfm": lambda tables: DeepFM(tables, num_dense=3, deep=(7, 5)),
     "dcn-double": lambda tables: DCN(tables.double(), num_dense=3, dtype=torch.float64),
+    "one table": lambda tables: DLRM(Embedding(N, D, QR(4)), num_dense=2, top=(4,), embedding_dims=(D,) * 7),
 }
 
 
@@ -162,21 +141,12 @@ NETWORKS = {
 def test_networks(name: str, tmp_path: Path) -> None:
     network = NETWORKS[name](collection())
     save(network, tmp_path / "net")
-    state = torch.get_rng_state()
     other = load(tmp_path / "net")
-    assert torch.equal(torch.get_rng_state(), state)
     assert type(other) is type(network)
     assert_same(network.embeddings, other.embeddings)
     ids, dense = torch.randint(0, 7, (5, 7)), torch.rand(5, network.num_dense, dtype=network.output.weight.dtype)
     assert torch.equal(network(dense, ids), other(dense, ids))
     other(dense, ids).sum().backward()  # it trains
-
-
-def test_a_network_around_a_single_table(tmp_path: Path) -> None:
-    network = DLRM(Embedding(N, D, QR(4)), num_dense=2, bottom=(4,), top=(4,), embedding_dims=(D, D))
-    save(network, tmp_path / "net")
-    ids, dense = torch.randint(0, N, (5, 2)), torch.rand(5, 2)
-    assert torch.equal(network(dense, ids), load(tmp_path / "net")(dense, ids))
 
 
 def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
@@ -222,19 +192,9 @@ def test_what_was_loaded_is_saved_by_torch(tmp_path: Path) -> None:
 
 
 def test_rows_that_lag_behind_are_saved_up_to_date(tmp_path: Path) -> None:
-    from quorem import optim
-
     module = fill_(Embedding(N, D, QR(4)))
     optim.apply_in_backward(module, optim.Adam, lr=0.1)
     for i in (0, 1, 2):
         module(torch.tensor([i])).sum().backward()
     save(module, tmp_path / "table")
     assert torch.equal(load(tmp_path / "table").to_dense(), module.to_dense())
-
-
-def test_other_readers_of_safetensors_read_it(tmp_path: Path) -> None:
-    module = collection(dtype=torch.bfloat16)
-    save(module, tmp_path / "tables.safetensors")
-    with safe_open(tmp_path / "tables.safetensors", "pt") as file:
-        for name, value in module.named_parameters():
-            assert torch.equal(file.get_tensor(name), value)

@@ -1,20 +1,19 @@
 """Budgets on drawn models: what exists after the first lookup and the first step fits, or the budget is refused.
 
-``python tests/hunt/budgets.py --cases 1000`` prints its figures as JSON; the tests run it on a few. Tables are drawn
-(some tied, nested, narrow, too special to be replaced), a budget, an optimizer, and counts in any order. The bytes are
-those of all storages of the tables, the indices that kernels keep for lists of ids, and the optimizer's state.
+``PYTHONPATH=tests python -m hunt.budgets --cases 1000`` prints its figures as JSON.
+Tables are drawn (some tied, nested, narrow, too special to be replaced), a budget, an optimizer, and counts in any
+order. The bytes are those of all storages of the tables, the indices that kernels keep for lists of ids, and the
+optimizer's state.
 """
 
-import argparse
-import json
 import random
-import sys
 import time
 import warnings
 from collections import Counter
 from typing import Any
 
 import torch
+from hunt.command import main
 from torch import Tensor, nn
 
 import quorem
@@ -124,10 +123,10 @@ def case(rng: random.Random) -> str:
     return "compressed" if report.swapped else "left"
 
 
-def hunt(cases: int, seed: int) -> dict[str, Any]:
+def hunt(count: int, seed: int) -> dict[str, Any]:
     """Draw cases; returns how many came to what, and those that were wrong."""
     start, outcomes, bad = time.perf_counter(), Counter(), []
-    for number in range(cases):
+    for number in range(count):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -135,14 +134,8 @@ def hunt(cases: int, seed: int) -> dict[str, Any]:
             except Exception as error:
                 bad.append(f"seed {seed} case {number}: {type(error).__name__}: {error}")
     seconds = round(time.perf_counter() - start)
-    return {"cases": cases, "seed": seed, "outcomes": dict(outcomes), "bad": bad, "seconds": seconds}
+    return {"cases": count, "seed": seed, "outcomes": dict(outcomes), "bad": bad, "seconds": seconds}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    figures = hunt(arguments.cases, arguments.seed)
-    print(json.dumps(figures, indent=1))
-    sys.exit(bool(figures["bad"]))
+    main(hunt, __doc__, "cases", 1000)

@@ -1,6 +1,6 @@
 """Damaged files: each is told in one line that names it, or the result is that of the whole file.
 
-``python tests/hunt/damage.py --files 1500`` prints its figures as JSON; the tests run it on a few.
+``PYTHONPATH=tests python -m hunt.damage --files 1500`` prints its figures as JSON.
 A file is damaged in one way (``DAMAGES``), then what reads it is run. The outcomes are
 
 told        one line, or a warning, which names the file or its folder
@@ -15,17 +15,14 @@ executed    code that the file holds was run
 What reads a file may not take a gigabyte more than it has: one that allocates what a file declares ends in a traceback.
 """
 
-import argparse
 import contextlib
 import gzip
 import io
-import json
 import os
 import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import warnings
@@ -35,8 +32,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
@@ -44,25 +39,25 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 import typer
+from hunt.command import main
 from hunt.damages import DAMAGES, EXECUTED
+from hunt.kills import trained
 from runs_of_training import StopAt, small_log, small_run
 
 from quorem import EmbeddingCollection, HotCold, Pool, Table, quantize_, schemes
 from quorem.cli.errors import plain_errors
 from quorem.data.config import PrepareConfig
+from quorem.data.criteo import prepare_criteo
 from quorem.data.encoding import read_encoding
 from quorem.data.prepared import Prepared
 from quorem.data.raw import write_raw
 from quorem.data.synthetic import ClickLog
 from quorem.data.table import prepare_table
-from quorem.experiments import reproduce, sweep
-from quorem.experiments.figures import Axes, Point
-from quorem.files import atomic as files
+from quorem.experiments import reproduce
 from quorem.files import tensors as tensor_file
 from quorem.files.saved_model import load, save
 from quorem.models import DLRM
 from quorem.training import run
-from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
 FINE = ("told", "same", "changed")
@@ -232,38 +227,18 @@ def targets(folder: Path) -> list[Target]:
         checksums = {name: tensor_file.checksum(tensor) for name, tensor in state.items()}
         return result["test"], metrics.lines, checksums, encoding
 
-    options = {"scheme": schemes.QR(4), "embedding_dim": 4, "batch_size": 64, "validate_every": 3}
-    plan = reproduce.plan(
-        Axes(name="grid", title="grid", x_label="x"),
-        [Point(series="mult", x=1.0, options=options)],
-        log,
-        trials=1,
-        optimizers=["adagrad"],
-        command="quorem sweep grid.py",
-    )
-    swept = folder / "sweep"
-    (swept / "plans").mkdir(parents=True)
-    plan.write(swept / "plans" / "grid.json")
-    runs = plan.points[0].runs
-    made = sweep.new(swept, [runs], log.path, "cpu")
-    for config_of_run in runs:
-        train(config_of_run, log, made.run(config_of_run))
+    trained(folder, folder / "sweep")
 
-    def reported(copy: Path) -> Any:
-        return reproduce.figures_in(copy)
-
-    for figure in reproduce.figures_in(swept):
-        (folder / "figures").mkdir(exist_ok=True)
-        figure.write(folder / "figures" / "grid.json")
-
-    def prepared_again(name: str) -> Callable[[Path], Any]:
+    def prepared_by(make: Callable[[Path, Path], Prepared]) -> Callable[[Path], Any]:
         def read(copy: Path) -> Any:
-            given = columns if "table" in name else {"label": "y"}
             with tempfile.TemporaryDirectory(dir=copy.parent) as out:
-                config = PrepareConfig(max_malformed=3)
-                return prepare_table(copy / name, Path(out) / "data", **given, config=config).checksums()
+                return make(copy, Path(out) / "data").checksums()
 
         return read
+
+    def prepared_again(name: str) -> Callable[[Path], Any]:
+        config = PrepareConfig(max_malformed=3)
+        return prepared_by(lambda copy, out: prepare_table(copy / name, out, **columns, config=config))
 
     frame = pl.read_csv(table / "table.csv")
     (folder / "packed").mkdir()
@@ -273,32 +248,8 @@ def targets(folder: Path) -> list[Target]:
     (folder / "raw").mkdir()
     write_raw(ClickLog(cardinalities=(30,) * 26), 200, folder / "raw" / "raw.txt")
 
-    def criteo(copy: Path) -> Any:
-        from quorem.data.criteo import prepare_criteo
-
-        with tempfile.TemporaryDirectory(dir=copy.parent) as out:
-            return prepare_criteo(copy / "raw.txt", Path(out) / "data").checksums()
-
-    (folder / "configs").mkdir()
-    (folder / "configs" / "run.json").write_text(config.to_json())
-
-    def configured(copy: Path) -> Any:
-        try:
-            return RunConfig.from_json(files.read(copy / "run.json"))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{copy}: {error}") from None
-
-    unseen = {"label": "y", "dense": ["x"], "categorical": ["user", "tags"], "multi": ["tags"]}
-    raw_data = prepare_table(
-        table / "table.csv", folder / "raw_ids" / "data", **unseen, config=PrepareConfig(ids="raw")
-    )
-    cold = schemes.GeneralizedQR(4, operation="add")
-    raw_run = small_run(raw_data, batch_size=32, scheme=schemes.HotCold(2, cold=cold))
-
-    def trained_on_raw_ids(copy: Path) -> Any:
-        data = Prepared(copy / "data")
-        data.verify()
-        return train(raw_run, data)["test"]
+    def criteo(copy: Path, out: Path) -> Prepared:
+        return prepare_criteo(copy / "raw.txt", out)
 
     (folder / "models").mkdir()
     for bits in (0, 8, 4):
@@ -310,7 +261,6 @@ def targets(folder: Path) -> list[Target]:
             return [load(copy / f"bits-{bits}")(dense, ids).tolist() for bits in (0, 8, 4)]
 
     return [
-        Target("raw ids", folder / "raw_ids", "*.*", trained_on_raw_ids),
         Target("models", folder / "models", "*", scored),
         Target("prepared", folder / "prepared", "*.npy", trained_on),
         Target("meta", folder / "prepared", "meta.json", trained_on),
@@ -318,13 +268,11 @@ def targets(folder: Path) -> list[Target]:
         Target("checkpoint", folder / "stopped", "*.safetensors", resumed),
         Target("stopped", folder / "stopped", "*.json*", resumed),
         Target("finished", folder / "finished", "*.*", finished),
-        Target("sweep", swept, "*.json*", reported, may_vanish=True),
-        Target("figure", folder / "figures", "*.json", reported, may_change=True),
-        Target("config", folder / "configs", "*.json", configured, may_change=True),
+        Target("sweep", folder / "sweep", "*.json*", reproduce.figures_in, may_vanish=True),
         Target("csv", table, "*.csv", prepared_again("table.csv"), may_change=True),
         Target("gzip", folder / "packed", "*.gz", prepared_again("table.csv.gz"), may_change=True),
         Target("parquet", folder / "parquet", "*.parquet", prepared_again("table.parquet"), may_change=True),
-        Target("criteo", folder / "raw", "*.txt", criteo, may_change=True),
+        Target("criteo", folder / "raw", "*.txt", prepared_by(criteo), may_change=True),
     ]
 
 
@@ -341,15 +289,5 @@ def hot_and_cold_network(bits: int) -> DLRM:
     return quantize_(model, bits) if bits else model
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=1500, help="how many to damage")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    tally = hunt(options.files, options.seed)
-    print(json.dumps(tally, indent=1))
-    sys.exit(bool(tally["bad"]))
-
-
 if __name__ == "__main__":
-    main()
+    main(hunt, __doc__, "files", 1500)

@@ -1,12 +1,14 @@
 """Ways to damage a file: bytes that change by accident, and files that lie about what they hold."""
 
 import ast
+import copy
 import io
 import json
 import os
 import pickle
 import random
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +89,19 @@ def change_header(data: bytes, rng: random.Random) -> bytes:
     try:
         header = json.loads(data[8 : 8 + length])
         values = files.unsealed(json.loads(header["__metadata__"][tensor_file.METADATA]))
+        old = copy.deepcopy(header)
     except (ValueError, TypeError, KeyError):
         return change_json(data, rng)
     if rng.random() < 0.7:
         change_value(values["description"], rng)
     else:
         change_value(header, rng)
-        for name, fact in values["tensors"].items():
-            if isinstance(entry := header.get(name), dict):
-                fact[:2] = entry.get("dtype"), entry.get("shape")
+        dtypes = {name: dtype for dtype, name in tensor_file.NAME_OF_DTYPE.items()}
+        for name in values["checksums"]:
+            if isinstance(entry := header.get(name), dict) and (dtype := dtypes.get(str(entry.get("dtype")))):
+                about = f"{dtype} {entry.get('shape')}".encode()
+                content = data[8 + length :][slice(*old[name]["data_offsets"])]
+                values["checksums"][name] = zlib.crc32(content, zlib.crc32(about))
     if isinstance(header.get("__metadata__"), dict):
         header["__metadata__"][tensor_file.METADATA] = json.dumps(files.sealed(values))
     text = json.dumps(header).encode()

@@ -1,17 +1,14 @@
 """SIGKILL at random moments of preparing, training, sweeping and reporting: nothing is lost, and nothing is wrong.
 
-``python tests/hunt/kills.py --kills 200`` prints its figures as JSON; the tests run it with a few. Each job is run in a
-process of its own, killed after a random time, and run again, until it comes to its end. What it left is looked at
-after every kill. This process starts no thread, so that it can be forked: one import serves all jobs.
+``PYTHONPATH=tests python -m hunt.kills --kills 200`` prints its figures as JSON.
+Each job is run in a process of its own, killed after a random time, and run again, until it comes to its end. What it
+left is looked at after every kill. This process starts no thread, so that it can be forked: one import serves all jobs.
 """
 
-import argparse
-import json
 import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -21,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import numpy as np
 import torch
 from click_logs import random_lines
+from hunt.command import main
 from matplotlib.image import imread
 from runs_of_training import small_log, small_run
 
@@ -33,7 +29,7 @@ from quorem.data.criteo import prepare_criteo
 from quorem.data.prepared import Prepared
 from quorem.experiments import reproduce, sweep
 from quorem.experiments.figures import Axes, Point
-from quorem.experiments.report import page
+from quorem.experiments.report.page import page
 from quorem.files import atomic as files
 from quorem.paper.schemes import QR
 from quorem.training import checkpoint, run
@@ -96,14 +92,13 @@ def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:
     return True
 
 
-def hunt(kills: int, seed: int = 0, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Kill the jobs of these names, or all, in turn at random moments, and say what came of it."""
+def hunt(count: int, seed: int, jobs: Sequence[str]) -> dict[str, Any]:
+    """Kill the jobs of these names in turn at random moments, and say what came of it."""
     rng, began = random.Random(seed), time.monotonic()
-    makers = {"prepare": preparing, "train": training, "sweep": sweeping, "report": reporting}
     with tempfile.TemporaryDirectory() as scratch:
-        jobs = [makers[name](Path(scratch) / name) for name in names or makers]
-        for number in range(kills):
-            job = jobs[number % len(jobs)]
+        hunted = [JOBS[name](Path(scratch) / name) for name in jobs]
+        for number in range(count):
+            job = hunted[number % len(hunted)]
             if job.seconds == 0:
                 start = time.monotonic()
                 in_child(lambda job=job: job.run(0))
@@ -115,45 +110,48 @@ def hunt(kills: int, seed: int = 0, names: Sequence[str] = ()) -> dict[str, Any]
                 job.ends += 1
             job.kills += 1
             job.bad += job.look(job.ends, False)
-        for job in jobs:  # once more, to the end
+        for job in hunted:  # once more, to the end
             if job.kills:
                 in_child(lambda job=job: job.run(job.ends))
                 job.bad += job.look(job.ends, True)
                 job.ends += 1
     return {
-        "kills": kills,
+        "kills": count,
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
-        "jobs": {job.name: {"kills": job.kills, "ends": job.ends, "seconds": round(job.seconds, 2)} for job in jobs},
-        "bad": [f"{job.name}: {text}" for job in jobs for text in job.bad],
+        "jobs": {job.name: {"kills": job.kills, "ends": job.ends, "seconds": round(job.seconds, 2)} for job in hunted},
+        "bad": [f"{job.name}: {text}" for job in hunted for text in job.bad],
     }
 
 
 def preparing(folder: Path) -> Job:
-    """One of two files into one folder in turn, over what is there."""
+    """Two files in turn, each time into another folder."""
     folder.mkdir()
     for k in range(2):
         lines = random_lines(400, seed=k)
         (folder / f"raw{k}").write_text("".join(text + "\n" for text in lines))
         in_child(lambda k=k: prepare_criteo(folder / f"raw{k}", folder / f"whole{k}"))  # type: ignore[func-returns-value]
     expected = [Prepared(folder / f"whole{k}").meta for k in range(2)]
-    out = folder / "out" / "data"
 
     def work(number: int) -> None:
-        prepare_criteo(folder / f"raw{number % 2}", out, overwrite=True, block_bytes=20_000)
+        out = folder / "out" / f"data{number}"
+        if not out.exists():
+            prepare_criteo(folder / f"raw{number % 2}", out, block_bytes=20_000)
 
     def look(number: int, ended: bool) -> list[str]:
-        replaced = out.with_name(out.name + ".replaced")
-        where = out if out.exists() or not replaced.exists() else replaced
+        out = folder / "out" / f"data{number}"
+        if not ended and not out.exists():
+            return []
         try:
-            data = Prepared(where)
+            data = Prepared(out)
             data.verify()
         except (OSError, ValueError) as error:
             return [str(error)]
-        bad = [] if data.meta in expected else ["neither the old data nor the new"]
+        bad = [] if data.meta == expected[number % 2] else ["other data"]
         if ended:
-            bad += [] if data.meta == expected[number % 2] else ["the old data"]
-            bad += [f"{name} was left" for name in sorted(os.listdir(out.parent)) if name != "data"]
+            bad += [
+                f"{name} was left" for name in sorted(os.listdir(out.parent)) if not name.removeprefix("data").isdigit()
+            ]
         return bad
 
     return Job("prepare", work, look)
@@ -208,7 +206,7 @@ def grid(folder: Path, out: Path) -> sweep.Sweep:
     plan = reproduce.plan(axes, points, log, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
     (out / "plans").mkdir(parents=True, exist_ok=True)
     plan.write(out / "plans" / "grid.json")
-    runs = [point.runs for point in plan.points]
+    runs = [plan.runs(point) for point in plan.points]
     return sweep.new(out, runs, log.path, "cpu")
 
 
@@ -286,16 +284,7 @@ def reporting(folder: Path) -> Job:
     return Job("report", work, look)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="how many")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", nargs="*", default=[], help="which of prepare, train, sweep, report; by default all")
-    options = parser.parse_args()
-    counts = hunt(options.kills, options.seed, options.jobs)
-    print(json.dumps(counts, indent=1))
-    sys.exit(bool(counts["bad"]))
-
+JOBS = {"prepare": preparing, "train": training, "sweep": sweeping, "report": reporting}
 
 if __name__ == "__main__":
-    main()
+    main(hunt, __doc__, "kills", 200, jobs=list(JOBS))

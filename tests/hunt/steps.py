@@ -1,28 +1,23 @@
 """Steps of drawn optimizers on rows: after them the tables are those of ``torch.optim`` on dense gradients.
 
-``python tests/hunt/steps.py --steps 100000`` prints its figures as JSON; the tests run it on a few. A run draws a
-collection, an optimizer with its options, whether it steps on sparse gradients or within the backward pass, and a
-learning rate for each step. Between steps it may evaluate, save and load, copy, flush, or write into ``stored``.
+``PYTHONPATH=tests python -m hunt.steps --steps 100000`` prints its figures as JSON.
+A run draws a collection, an optimizer with its options, whether it steps on sparse gradients or within the backward
+pass, and a learning rate for each step. Between steps it may evaluate, save and load, copy, flush, or write into
+``stored``.
 """
 
-import argparse
 import copy
-import json
 import random
-import sys
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import torch
-from hunt.lookups import drawn_ids, drawn_scheme
+from hunt.command import main
 from torch import Tensor
 
-from quorem import EmbeddingCollection, Table, optim
+from quorem import QR, ChineseRemainder, EmbeddingCollection, Full, GeneralizedQR, Hash, HotCold, Pool, Table, optim
 from quorem.ops.lagging import in_memory
 
 STEPS_A_RUN = 100
@@ -43,15 +38,42 @@ def drawn_rule(rng: random.Random) -> tuple[type[optim.RowOptimizer], type[torch
     return getattr(optim, name), torch.optim.Adam, options
 
 
+def drawn_scheme(rng: random.Random, n: int) -> Any:
+    """Any scheme, stored so even where it does not shrink the table."""
+    operation = rng.choice(["mult", "add", "concat"])
+    name = rng.choice(["full", "hash", "qr", "generalized", "chinese", "hot", "pool"])
+    collisions = rng.randint(2, 9)
+    if name == "full":
+        return Full()
+    if name == "hash":
+        return Hash(collisions, force=True)
+    if name == "generalized":
+        return GeneralizedQR(rng.choice([2, 3]), operation=rng.choice(["mult", "add"]), force=True)
+    if name == "chinese":
+        return ChineseRemainder(rng.choice([2, 3]), operation=rng.choice(["mult", "add"]), force=True)
+    if name == "hot":
+        hot = rng.randint(1, n // 3)
+        return HotCold(hot, cold=QR(collisions, operation="add", force=True), num_rest=rng.randint(0, n // 3))
+    if name == "pool":
+        rows = rng.randint(100, 120)  # enough for the ids of all tables
+        return HotCold(rng.randint(1, n // 3), cold=Pool(rows, name=f"of{rows}"), num_rest=rng.randint(0, n // 3))
+    return QR(collisions, operation=operation, force=True)
+
+
+def drawn_ids(rng: random.Random, count: int, limit: int) -> Tensor:
+    """Ids of one table: any, or a few again and again."""
+    draw = torch.Generator().manual_seed(rng.randrange(2**31))
+    ids = torch.randint(0, limit, (count,), generator=draw)
+    few = rng.choice([1, 3, limit])
+    return (ids - ids % few).clamp(min=0).to(rng.choice([torch.int32, torch.int64]))
+
+
 def drawn_collection(rng: random.Random, sparse: bool) -> EmbeddingCollection:
     """In float64, so that what is compared is the rule and not its rounding."""
     tables = []
     for k in range(rng.randint(1, 4)):
         n = rng.randint(20, 150)
-        scheme = drawn_scheme(rng, n)
-        while type(scheme).__name__ == "Path":  # its networks have dense gradients, and an optimizer of their own
-            scheme = drawn_scheme(rng, n)
-        tables.append(Table(f"t{k}", n, 4, scheme))
+        tables.append(Table(f"t{k}", n, 4, drawn_scheme(rng, n)))
     module = EmbeddingCollection(tables, sparse=sparse, dtype=torch.float64)
     draw = torch.Generator().manual_seed(rng.randrange(2**31))
     with torch.no_grad():
@@ -133,7 +155,7 @@ class Run:
             raise AssertionError(f"{error:.2e} off")
 
 
-def hunt(steps: int, seed: int = 0) -> dict[str, Any]:
+def hunt(count: int, seed: int = 0) -> dict[str, Any]:
     """So many steps, a hundred in each drawn run."""
     rng, began = random.Random(seed), time.monotonic()
     counts: Counter[str] = Counter()
@@ -141,8 +163,8 @@ def hunt(steps: int, seed: int = 0) -> dict[str, Any]:
     bad, done = [], 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        while done < steps:
-            run, some = Run(rng, counts), min(STEPS_A_RUN, steps - done)
+        while done < count:
+            run, some = Run(rng, counts), min(STEPS_A_RUN, count - done)
             try:
                 for _ in range(some):
                     run.step()
@@ -163,15 +185,5 @@ def hunt(steps: int, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10**5, help="how many")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    counts = hunt(options.steps, options.seed)
-    print(json.dumps(counts, indent=1))
-    sys.exit(bool(counts["bad"]))
-
-
 if __name__ == "__main__":
-    main()
+    main(hunt, __doc__, "steps", 10**5)

@@ -9,4 +9,4 @@ import torch.multiprocessing
 
 def test_two_processes(tmp_path: Path) -> None:
     """In one start of two processes, which takes longer than the cases."""
-    torch.multiprocessing.spawn(replicas.run, args=(str(tmp_path), foreign_replicas.CASES), nprocs=2)
+    torch.multiprocessing.spawn(replicas.run, args=(str(tmp_path), [foreign_replicas.every_kind]), nprocs=2)

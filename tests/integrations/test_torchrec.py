@@ -2,12 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import oracles
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import quorem
@@ -15,14 +13,13 @@ import quorem
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_tables import FEW, FREQUENCIES, NAMES, SHARDS, D, N, bags_of, collection_of, expected, features_of, jagged
+from torchrec_tables import FEW, FREQUENCIES, NAMES, D, N, bags_of, collection_of, expected, features_of, jagged
 
 from quorem.integrations import torchrec as integration
-from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection, names
+from quorem.integrations.torchrec import EmbeddingBagCollection, EmbeddingCollection
 
 CASES = {name: scheme for name, scheme in oracles.CASES.items() if "dims" not in name}
 CASES["qr-dims"] = quorem.QR(4, operation="concat", dims=(8, 40))
-PERMUTED = quorem.QR(4, operation="add", permute=3)
 NARROW = {
     "narrow-full": quorem.Full(width=12),
     "narrow-add": quorem.QR(4, operation="add", width=12),
@@ -38,7 +35,7 @@ HOT = {
     "hot-pool": quorem.HotCold(10, cold=POOL, num_rest=5),
     "hot-pool-ranked": quorem.HotCold(4, cold=POOL),
     "cold-pool": quorem.HotCold(0, cold=POOL),
-    "hot-add": quorem.HotCold(10, cold=quorem.QR(4, operation="add", permute=1)),
+    "hot-add": quorem.HotCold(10, cold=quorem.QR(4, operation="add")),
     "hot-add-ranked": quorem.HotCold(10, cold=quorem.ChineseRemainder(2, operation="add"), num_rest=9),
     "hot-mult": quorem.HotCold(10, cold=quorem.QR(4), num_rest=20),
     "hot-mult-ranked": quorem.HotCold(10, cold=quorem.GeneralizedQR(3)),
@@ -48,36 +45,24 @@ HOT = {
 }
 
 
-def all_tables(pad: bool = True) -> list[quorem.Table]:
+def all_tables() -> list[quorem.Table]:
     """Every scheme and operation; every third table has a padding id, the last ones are read by two features."""
-    schemes = {**CASES, "permuted": PERMUTED, **HOT, **NARROW}
-    tables = [
-        quorem.Table(
-            name,
-            N,
-            D,
-            scheme,
-            padding_idx=7 if pad and i % 3 == 0 else None,
-            frequencies=FREQUENCIES if "ranked" in name else None,
-        )
-        for i, (name, scheme) in enumerate(schemes.items())
-    ]
-    for name, scheme in {
-        "add": PERMUTED,
-        "mult": quorem.QR(4),
-        "path": CASES["path-mlp"],
-        "pool": HOT["hot-pool"],
-        "narrow": NARROW["narrow-add"],
-    }.items():
-        tables.append(quorem.Table(f"two-{name}", N, D, scheme, features=(f"{name}-x", f"{name}-y")))
+    schemes = {**CASES, "sums": quorem.QR(4, operation="add"), **HOT, **NARROW}
+    tables = []
+    for i, (name, scheme) in enumerate(schemes.items()):
+        padding_idx, frequencies = 7 if i % 3 == 0 else None, FREQUENCIES if "ranked" in name else None
+        tables.append(quorem.Table(name, N, D, scheme, padding_idx, frequencies=frequencies))
+    for name in ("sums", "qr-mult", "path-mlp", "hot-pool", "narrow-add"):
+        tables.append(quorem.Table(f"two-{name}", N, D, schemes[name], features=(f"{name}-x", f"{name}-y")))
     return tables
 
 
 def gradients(module: EmbeddingBagCollection | EmbeddingCollection) -> dict[str, Tensor]:
     """Gradients by quorem's names of the stored tables and the networks."""
     grads = {}
-    for key, sizes in names.table_rows(module).items():
-        grads.update(zip(sizes, module.get_parameter(key).grad.split(list(sizes.values())), strict=True))
+    for key, parts in module.parts_of_weights().items():
+        rows = module.get_parameter(key).grad.split([part.num_rows for part in parts])
+        grads |= {part.name: grad for part, grad in zip(parts, rows, strict=True)}
     return grads | {name: p.grad for name, p in module.compose.named_parameters()}
 
 
@@ -94,11 +79,10 @@ def assert_same(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
-@SHARDS
-def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool, shards: Any) -> None:
+def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weighted: bool) -> None:
     tables = all_tables()
     collection = collection_of(tables, mode)
-    module = bags_of(collection, tables, is_weighted=weighted, **shards)
+    module = bags_of(collection, tables, is_weighted=weighted)
     features = jagged(features_of(tables), 5, weighted=weighted)
     if weighted:
         features.weights().requires_grad_()
@@ -116,11 +100,10 @@ def test_bags_of_every_scheme_equal_the_single_device_collection(mode: str, weig
         torch.testing.assert_close(features.weights().grad, grad, rtol=1e-5, atol=1e-5)
 
 
-@SHARDS
-def test_vectors_of_every_scheme_equal_the_dense_tables(shards: Any) -> None:
+def test_vectors_of_every_scheme_equal_the_dense_tables() -> None:
     tables = all_tables()
     collection = collection_of(tables)
-    module = EmbeddingCollection(tables, **shards)
+    module = EmbeddingCollection(tables)
     integration.copy_state_(module, collection)
     features = jagged(features_of(tables), 5)
     out = module(features)
@@ -138,19 +121,6 @@ def test_vectors_of_every_scheme_equal_the_dense_tables(shards: Any) -> None:
     assert_same(gradients(module), expected_gradients(collection))
 
 
-def test_bags_equal_embedding_bag_of_the_dense_table() -> None:
-    tables = all_tables(pad=False)
-    module = EmbeddingBagCollection(tables, mode="mean")
-    dense = integration.to_collection(module).to_dense()
-    features = jagged(features_of(tables), 3)
-    out = module(features)
-    for table in tables:
-        for name in table.features:
-            part = features[name]
-            bags = F.embedding_bag(part.values(), dense[table.name].flatten(1), part.offsets()[:-1], mode="mean")
-            torch.testing.assert_close(out[name], bags, rtol=1e-5, atol=1e-6, msg=name)
-
-
 def test_tables_are_drawn_as_the_single_device_collection() -> None:
     schemes = {op: quorem.QR(100, operation=op) for op in ("add", "mult", "concat")}
     schemes |= {"full": quorem.Full(), "path": quorem.Path(4, ())}
@@ -164,14 +134,13 @@ def test_tables_are_drawn_as_the_single_device_collection() -> None:
         assert made[name].std().item() == pytest.approx(table.std().item(), rel=0.2), name  # of 800 numbers or more
 
 
-@SHARDS
-def test_collections_convert_both_ways(shards: Any) -> None:
+def test_collections_convert_both_ways() -> None:
     collection = collection_of(all_tables(), "mean")
-    back = integration.to_collection(bags_of(collection, all_tables(), **shards))
+    back = integration.to_collection(bags_of(collection, all_tables()))
     assert back.mode == "mean" and back.specs == collection.specs and back.padding == collection.padding
     for key, value in collection.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key
-    unpooled = EmbeddingCollection(all_tables(), **shards)
+    unpooled = EmbeddingCollection(all_tables())
     integration.copy_state_(unpooled, collection)
     again = integration.to_collection(unpooled).state_dict()
     assert all(torch.equal(again[key], value) for key, value in collection.state_dict().items())
@@ -187,14 +156,13 @@ def test_a_plan_becomes_tables_in_one_call() -> None:
     collection = integration.to_collection(module)
     features = KeyedJaggedTensor([t.name for t in tables], torch.arange(27) % 9, lengths=torch.ones(27).int())
     torch.testing.assert_close(module(features).values(), expected(collection, features), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"width \(2\) of table .* for a plan, give row_multiple=4"):
+    with pytest.raises(ValueError, match=r"width \(2\) of tables.* for a plan, give row_multiple=4"):
         EmbeddingBagCollection([quorem.Table("user", 100, 8, quorem.Full(width=2))])
 
 
-@SHARDS
-def test_half_precision(shards: Any) -> None:
+def test_half_precision() -> None:
     collection = quorem.EmbeddingCollection(FEW, mode="sum", dtype=torch.float16)
-    module = bags_of(collection, FEW, dtype=torch.float16, **shards)
+    module = bags_of(collection, FEW, dtype=torch.float16)
     features = KeyedJaggedTensor(NAMES, torch.arange(10) % 7, lengths=torch.full((5,), 2))
     out = module(features)
     for name, dense in collection.to_dense().items():
@@ -210,9 +178,27 @@ def test_the_install_line_of_the_document_is_that_of_the_makefile() -> None:
     assert f"--no-deps {version}" in Path(integration.__file__).read_text(encoding="utf-8")
 
 
-def test_the_planner_is_told_how_many_ids_a_sample_has() -> None:
-    bags = EmbeddingBagCollection([quorem.Table("user", 100_000, 16, quorem.QR(4, operation="add"))])
-    limits = integration.constraints(bags, batch_size=64, ids_per_sample={"user": 3})
-    assert limits["user"].pooling_factors == [6.0]  # two rows for each id
+def test_the_planner_is_told_how_many_rows_a_sample_reads() -> None:
+    bags = EmbeddingBagCollection([quorem.Table("user", 100_000, 16, quorem.QR(4, operation="add"))], num_shards=1)
+    few, many = (
+        integration.constraints(bags, batch_size=64, ids_per_sample={"user": n})["rows16:0"].pooling_factors[0]
+        for n in (1, 3)
+    )
+    assert 0 < few < many < 6  # two rows for each id, of which the remainder's repeat
     with pytest.raises(ValueError, match="ids_per_sample names 'usr' but must name features of the model"):
         integration.constraints(bags, batch_size=64, ids_per_sample={"usr": 3})
+
+
+def test_weights_are_copied_only_between_the_same_tables() -> None:
+    tables = [quorem.Table("user", 100, 8, quorem.QR(4)), quorem.Table("day", 7, 8)]
+    target = EmbeddingBagCollection(tables)
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    with pytest.raises(ValueError, match=r"source must have tables\.day\.0"):
+        integration.copy_state_(target, EmbeddingBagCollection(tables[:1]))
+    for scheme in (quorem.QR(2), quorem.QR(4, operation="add")):
+        source = EmbeddingBagCollection([quorem.Table("user", 100, 8, scheme), tables[1]])
+        with pytest.raises(ValueError, match="differs: the tables must have the same sizes, partitions and operations"):
+            integration.copy_state_(target, source)
+        with pytest.raises(ValueError, match="must be tables of the same names, sizes, partitions and operations"):
+            target.load_state_dict(source.state_dict(), strict=False)
+    assert all(value.equal(before[name]) for name, value in target.state_dict().items())

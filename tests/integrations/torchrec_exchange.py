@@ -1,7 +1,6 @@
 """What two ranks send each other: its bytes, and sending ahead; cases for two ranks."""
 
 import inspect
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
-from torchrec_ranks import CPU, NAMES, TABLES, D, all_of, dense_optimizer, jagged, reference, shard, updated
+from torchrec_ranks import CPU, NAMES, TABLES, D, all_of, dense_optimizer, jagged, shard
+from torchrec_tables import collection_of
 
 import quorem
 from quorem.integrations import torchrec as integration
@@ -49,18 +49,13 @@ class Scores(nn.Module):
 
 def pipeline(rank: int) -> None:
     """``TrainPipelineSparseDist`` maps and sends the ids of the next batch ahead, and trains to the same losses."""
-    for num_shards in (None, 2):
-        _pipeline(rank, num_shards)
-
-
-def _pipeline(rank: int, num_shards: int | None) -> None:
     losses = {}
     for ahead in (False, True):
         torch.manual_seed(0)
-        module = Scores(EmbeddingBagCollection(TABLES, num_shards=num_shards))
-        apply_optimizer_in_backward(torch.optim.SGD, updated(module.bags), {"lr": 0.01})
-        model = shard(module, all_of(module.bags, "table_wise", "table_wise" if num_shards else "row_wise"))
-        integration.copy_state_(model.module.bags, reference())
+        module = Scores(EmbeddingBagCollection(TABLES))
+        apply_optimizer_in_backward(torch.optim.SGD, module.bags.vectors.parameters(), {"lr": 0.01})
+        model = shard(module, all_of(module.bags, "table_wise"))
+        integration.copy_state_(model.module.bags, collection_of(TABLES))
         optimizer = dense_optimizer(model, lambda p: torch.optim.SGD(p, lr=0.01))
         batches = [Batch(jagged(rank, step)) for step in range(5)]
         if ahead:
@@ -68,8 +63,7 @@ def _pipeline(rank: int, num_shards: int | None) -> None:
             source = iter(batches)
             losses[ahead] = [float(trainer.progress(source).square().mean()) for _ in batches]
             assert [module.fqn for module in trainer._pipelined_postprocs] == ["bags.rows"]
-            # Pooled tables and unpooled ones of two widths, or shards of two widths.
-            assert len(trainer._pipelined_modules) == (3 if num_shards is None else 2)
+            assert len(trainer._pipelined_modules) == len(module.bags.vectors) == 2  # of two widths
         else:
             losses[ahead] = []
             for batch in batches:
@@ -102,18 +96,17 @@ def counting_bytes() -> Iterator[list[int]]:
 
 
 def sent_bytes(rank: int) -> None:
-    """Where every row of a batch is sent once, fewer bytes are sent if ids repeat."""
-    n, batch = 4000, 512
-    tables = [quorem.Table("full", n, D), quorem.Table("hot", n, D, quorem.HotCold(200, cold=quorem.Pool(200)))]
-    ids = (torch.rand(len(tables) * batch) * math.log(1 + n)).exp().long() - 1  # Zipf's law
-    features = KeyedJaggedTensor([table.name for table in tables], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
+    """A row that is read often is sent once."""
+    batch = 512
+    module = EmbeddingBagCollection([quorem.Table("user", 4000, D), quorem.Table("item", 4000, D)], num_shards=2)
+    model = shard(module, all_of(module, "table_wise"))
     totals = []
-    for num_shards in (None, 2):
-        module = EmbeddingBagCollection(tables, num_shards=num_shards)
-        model = shard(module, all_of(module, "table_wise", "table_wise"))
+    for most in (8, 4000):
+        ids = torch.arange(2 * batch) % most
+        lengths = torch.ones(len(ids), dtype=torch.int64)
         with counting_bytes() as sent:
-            model(features).values().sum().backward()
+            model(KeyedJaggedTensor(["user", "item"], ids, lengths=lengths)).values().sum().backward()
         total = torch.tensor(float(sum(sent)))
         dist.all_reduce(total)
         totals.append(float(total))
-    assert totals[1] < 0.7 * totals[0], totals
+    assert totals[0] < 0.1 * totals[1], totals

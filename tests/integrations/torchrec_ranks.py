@@ -1,16 +1,18 @@
 """What the cases for two ranks share: tables, batches, and a step of the sharded and the single-device model.
 
-The cases are in ``torchrec_sharding``, ``torchrec_exchange`` and ``torchrec_checkpoints``; ``torchrec_cases`` runs
-them.
+The cases are in ``torchrec_sharding``, ``torchrec_exchange`` and ``torchrec_checkpoints``; ``test_torchrec_ranks``
+runs them.
 """
 
+import logging
+import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import oracles
+import replicas
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
@@ -20,6 +22,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec_tables import expected
 
 import quorem
 from quorem.integrations import torchrec as integration
@@ -32,7 +35,7 @@ SCHEMES = {
     "full": quorem.Full(),
     "hash": quorem.Hash(4),
     "add": quorem.QR(4, operation="add"),
-    "add3": quorem.ChineseRemainder(3, operation="add", permute=1),
+    "add3": quorem.ChineseRemainder(3, operation="add"),
     "mult": quorem.QR(4),
     "mult3": quorem.Custom((Partition(1, 10), Partition(10, 9), GROUPS)),
     "concat": quorem.GeneralizedQR(2, operation="concat"),
@@ -52,34 +55,27 @@ TABLES = [quorem.Table(n, N, D, s, padding_idx=5 if n[0] in "mp" else None) for 
 TABLES += [quorem.Table(n, N, D, s, frequencies=None if n == "hot" else FREQUENCIES) for n, s in HOT.items()]
 NAMES = [table.name for table in TABLES]
 CPU = torch.device("cpu")
+Case = Callable[[int], None]
 
 
-def reference(tables: list[quorem.Table] = TABLES, **options: Any) -> quorem.EmbeddingCollection:
-    """A single-device collection, the same on every rank."""
-    made = quorem.EmbeddingCollection(tables, **{"mode": "sum", **options})
-    oracles.fill_(made)
-    return made
+def run(rank: int, folder: str, cases: tuple[Case, ...]) -> None:
+    """All cases, in process ``rank`` of two."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    logging.disable(logging.CRITICAL)
+    replicas.run(rank, folder, [partial(case, rank) for case in cases])
 
 
-def jagged(
-    rank: int, step: int = 0, batch: int = B, names: list[str] = NAMES, weighted: bool = False
-) -> KeyedJaggedTensor:
+def jagged(rank: int, step: int = 0, batch: int = B, names: list[str] = NAMES) -> KeyedJaggedTensor:
     """A rank's batch: zero to three ids in each bag."""
     draw = torch.Generator().manual_seed(100 * step + rank)
     lengths = torch.randint(0, 4, (len(names) * batch,), generator=draw)
     sizes = torch.tensor([TINY if name == "tiny" else N for name in names]).repeat_interleave(batch)
     ids = torch.randint(0, N, (int(lengths.sum()),), generator=draw) % sizes.repeat_interleave(lengths)
-    weights = torch.rand(ids.shape, generator=draw) if weighted else None
-    return KeyedJaggedTensor(names, ids, lengths=lengths, weights=weights, stride=batch)
+    return KeyedJaggedTensor(names, ids, lengths=lengths, stride=batch)
 
 
 def slope(rank: int, step: int, shape: torch.Size) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + rank + 50))
-
-
-def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor) -> Tensor:
-    offsets = F.pad(features.lengths().cumsum(0), (1, 0))
-    return collection(features.values(), offsets, features.weights_or_none()).flatten(1)
 
 
 def near(actual: Tensor, wanted: Tensor, name: str) -> None:
@@ -99,21 +95,10 @@ def shard(module: nn.Module, constraints: Mapping[str, ParameterConstraints]) ->
     return DistributedModelParallel(module, plan=plan, device=CPU)
 
 
-def tables_in(collection: Any) -> Any:
-    return collection.embeddings if hasattr(collection, "embeddings") else collection.embedding_bags
-
-
-def all_of(module: Any, bags: str, vectors: str) -> dict[str, ParameterConstraints]:
-    """Constraints that shard every pooled table in one way, and every unpooled one in another."""
-    tables = {} if getattr(module, "bags", None) is None else dict.fromkeys(module.bags.embedding_bags, bags)
-    tables |= {name: vectors for group in module.vectors for name in tables_in(group)}
-    return {name: ParameterConstraints(sharding_types=[kind], min_partition=4) for name, kind in tables.items()}
-
-
-def updated(module: Any) -> list[nn.Parameter]:
-    """The parameters of TorchRec's tables, which the backward pass updates."""
-    bags = getattr(module, "bags", None)
-    return [*module.vectors.parameters(), *([] if bags is None else bags.parameters())]
+def all_of(module: Any, kind: str) -> dict[str, ParameterConstraints]:
+    """Constraints that shard every table in one way."""
+    names = [shard.name for group in module.rows.groups for shard in group]
+    return {name: ParameterConstraints(sharding_types=[kind], min_partition=4) for name in names}
 
 
 def dense_optimizer(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -134,9 +119,9 @@ def step_of_both(rank: int, model: nn.Module, collection: quorem.EmbeddingCollec
     loss.backward()
 
 
-def sharded_with_sgd(module: Any, collection: quorem.EmbeddingCollection, bags: str, vectors: str) -> nn.Module:
-    apply_optimizer_in_backward(torch.optim.SGD, updated(module), {"lr": 0.5})
-    model = shard(module, all_of(module, bags, vectors))
+def sharded_with_sgd(module: Any, collection: quorem.EmbeddingCollection, kind: str) -> nn.Module:
+    apply_optimizer_in_backward(torch.optim.SGD, module.vectors.parameters(), {"lr": 0.5})
+    model = shard(module, all_of(module, kind))
     integration.copy_state_(model, collection)
     return model
 
@@ -146,12 +131,3 @@ OPTIMIZERS = {
     "adagrad": (torch.optim.Adagrad, quorem.optim.Adagrad, {"lr": 0.1, "eps": 1e-8}),
     "rowwise": (RowWiseAdagrad, quorem.optim.RowWiseAdagrad, {"lr": 0.1, "eps": 1e-8}),
 }
-
-
-def raises(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"{kind.__name__} was not raised")

@@ -3,7 +3,6 @@
 from typing import Any
 
 import oracles
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,16 +23,14 @@ FEW = [
 ]
 NAMES = [table.name for table in FEW]
 
-# A table of TorchRec's for each table, and all rows in three.
-SHARDS = pytest.mark.parametrize("shards", [{"num_shards": None}, {"num_shards": 3}], ids=["tables", "shards"])
-
 
 def features_of(tables: list[quorem.Table]) -> list[str]:
     return [name for table in tables for name in table.features]
 
 
-def collection_of(tables: list[quorem.Table], mode: str = "sum") -> quorem.EmbeddingCollection:
-    made = quorem.EmbeddingCollection(tables, mode=mode)
+def collection_of(tables: list[quorem.Table], mode: str = "sum", **options: Any) -> quorem.EmbeddingCollection:
+    """A single-device collection, the same on every rank."""
+    made = quorem.EmbeddingCollection(tables, mode=mode, **options)
     oracles.fill_(made)
     return made
 
@@ -66,6 +63,6 @@ def bags_of(
     return module
 
 
-def few(shards: Any) -> tuple[quorem.EmbeddingCollection, EmbeddingBagCollection]:
+def few() -> tuple[quorem.EmbeddingCollection, EmbeddingBagCollection]:
     collection = collection_of(FEW)
-    return collection, bags_of(collection, FEW, **shards)
+    return collection, bags_of(collection, FEW)

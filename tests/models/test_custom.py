@@ -79,6 +79,8 @@ def test_a_file_that_does_not_run_is_told_in_a_line(file):
     file.write_text("import nowhere_to_be_found\n")
     with pytest.raises(ValueError, match=r"my_model.py: ModuleNotFoundError: No module named 'nowhere_to_be_found'"):
         models.build(f"{file}:build", embeddings(), num_dense=3)
+    with pytest.raises(ValueError, match=r"preset \('table1'\) must be 'text' for network"):
+        models.build(f"{file}:build", embeddings(), preset="table1")
     with pytest.raises(FileNotFoundError):
         custom.pinned(f"{file.parent / 'absent.py'}:build")
 

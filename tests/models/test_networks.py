@@ -16,20 +16,16 @@ CARDINALITIES = (4, 23, 90, 500)
 SMALL = {
     "dcn": lambda e, **options: models.DCN(e, num_dense=3, deep=(16, 8), num_cross=3, **options),
     "dlrm": lambda e, **options: models.DLRM(e, num_dense=3, bottom=(16,), top=(16, 8), **options),
-    "deepfm": lambda e, **options: models.DeepFM(e, num_dense=3, deep=(16, 8), **options),
 }
 TINY = {
-    "dcn": lambda e: models.DCN(e, num_dense=2, deep=(4, 3), num_cross=3, dtype=torch.float64),
-    "dlrm": lambda e: models.DLRM(e, num_dense=2, bottom=(4,), top=(4, 3), dtype=torch.float64),
-    "deepfm": lambda e: models.DeepFM(e, num_dense=2, deep=(4, 3), dtype=torch.float64),
+    "dcn": lambda e, **options: models.DCN(e, num_dense=2, deep=(4, 3), num_cross=3, **options),
+    "dlrm": lambda e, **options: models.DLRM(e, num_dense=2, bottom=(4,), top=(4, 3), **options),
 }
 each = pytest.mark.parametrize("network", SMALL)
 
 
-def batch(rows, num_dense=3, cardinalities=CARDINALITIES, dtype=torch.float32):
-    dense = torch.randn(rows, num_dense, dtype=dtype)
-    ids = torch.stack([torch.randint(n, (rows,)) for n in cardinalities], 1)
-    return dense, ids
+def batch(rows):
+    return torch.randn(rows, 3), torch.stack([torch.randint(n, (rows,)) for n in CARDINALITIES], 1)
 
 
 def tables(method, threshold=0, embedding_dim=4, **options):
@@ -63,7 +59,7 @@ def test_rows_narrower_than_the_network_give_logits_in_its_dtype(network):
     torch.testing.assert_close(logits, same(*dense_and_ids), rtol=0.01, atol=0.01)
     logits.sum().backward()
     assert narrow.stored.grad.dtype == torch.bfloat16 and narrow.stored.grad.abs().sum() > 0
-    build = {"dcn": models.DCN, "dlrm": models.DLRM, "deepfm": models.DeepFM}[network]
+    build = {"dcn": models.DCN, "dlrm": models.DLRM}[network]
     assert build(narrow, num_dense=0)(torch.zeros(20, 0), dense_and_ids[1]).dtype == torch.float32
 
 
@@ -77,8 +73,7 @@ def test_every_method_gives_one_logit_a_row_and_trains_every_parameter(network, 
     assert logits.shape == (300,)
     logits.square().sum().backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
+        assert parameter.grad.isfinite().all() and parameter.grad.any(), name
 
 
 @each
@@ -104,32 +99,17 @@ def test_jagged_ids_reach_the_embeddings(network):
 
 
 @each
-@pytest.mark.parametrize("method", ["mult", "feature"])
-def test_gradients_agree_with_finite_differences(network, method):
+def test_gradients_agree_with_finite_differences(network):
     torch.manual_seed(0)
-    model = TINY[network](tables(method, embedding_dim=2, dtype=torch.float64))
-    dense, ids = batch(3, num_dense=2, dtype=torch.float64)
-    names, values = zip(*((n, p) for n, p in model.named_parameters() if n != "embeddings.stored"), strict=True)
-    vectors = model.embeddings(ids).detach().requires_grad_()
+    model = TINY[network](nn.Identity(), embedding_dims=(2,) * 5, dtype=torch.float64)
+    dense, vectors = (torch.randn(3, *size, dtype=torch.float64, requires_grad=True) for size in ((2,), (5, 2)))
+    names, values = zip(*model.named_parameters(), strict=True)
 
     def logits(dense, vectors, *values):
-        return functional_call(
-            Head(model), {f"model.{n}": v for n, v in zip(names, values, strict=True)}, (dense, vectors)
-        )
+        return functional_call(model, dict(zip(names, values, strict=True)), (dense, vectors))
 
-    assert torch.autograd.gradcheck(logits, (dense.requires_grad_(), vectors, *values))
+    assert torch.autograd.gradcheck(logits, (dense, vectors, *values))
     assert torch.autograd.gradgradcheck(lambda v: model.logits(dense, v), (vectors,))
-
-
-class Head(nn.Module):
-    """``logits`` as a forward, for ``functional_call``."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, dense, vectors):
-        return self.model.logits(dense, vectors)
 
 
 @each
@@ -145,33 +125,6 @@ def test_compiles_without_a_graph_break(network, method):
     have = torch.autograd.grad(got.sum(), list(model.parameters()))
     for (name, _), w, h in zip(model.named_parameters(), want, have, strict=True):
         torch.testing.assert_close(h, w, msg=lambda m, name=name: f"{name}: {m}")
-
-
-@each
-def test_bfloat16_autocast_trains(network):
-    torch.manual_seed(0)
-    model = SMALL[network](tables("mult"))
-    inputs = batch(64)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(*inputs).square().mean()
-    loss.backward()
-    exact = model(*inputs).square().mean()
-    torch.testing.assert_close(loss.float(), exact, rtol=2**-5, atol=0)
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-
-
-@each
-def test_a_small_log_is_learnt_by_heart(network):
-    torch.manual_seed(0)
-    model = SMALL[network](tables("mult", embedding_dim=8))
-    inputs, labels = batch(32), torch.randint(2, (32,)).float()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, amsgrad=True)
-    for _ in range(200):
-        optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(*inputs), labels)
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.05
 
 
 @each
@@ -243,14 +196,14 @@ def test_wrong_inputs_are_named(network):
 
 @each
 def test_wrong_sizes_are_named(network):
-    build = {"dcn": models.DCN, "dlrm": models.DLRM, "deepfm": models.DeepFM}[network]
+    build = {"dcn": models.DCN, "dlrm": models.DLRM}[network]
     with pytest.raises(ValueError, match=r"embedding_dims must be given: embeddings \(Plain\) does not say its own"):
         build(Plain((4, 4, 4, 4)))
     with pytest.raises(ValueError, match=r"embedding_dims \(\(4, 0\)\) must be one or more widths of at least 1"):
         build(Plain((4, 4, 4, 4)), embedding_dims=(4, 0))
     with pytest.raises(ValueError, match=r"num_dense \(-1\) must be at least 0"):
         build(tables("full"), num_dense=-1)
-    hidden = {"dcn": "deep", "dlrm": "top", "deepfm": "deep"}[network]
+    hidden = {"dcn": "deep", "dlrm": "top"}[network]
     with pytest.raises(ValueError, match=rf"{hidden} \(\(\)\) must have at least one layer"):
         build(tables("full"), **{hidden: ()})
     with pytest.raises(ValueError, match=r"sizes \(.*\) must all be at least 1"):
@@ -269,12 +222,3 @@ def test_layers_start_with_glorot_variance():
             n = values.numel()
             assert abs(values.mean()) < 5 * sqrt(variance / n)
             assert abs(values.var() / variance - 1) < 5 * sqrt(2 / n)
-
-
-def test_unknown_network_and_preset_are_named():
-    with pytest.raises(ValueError, match=r"network \('wide'\) must be one of 'dcn', 'dlrm', 'deepfm', or FILE.py:FUNC"):
-        models.build("wide", tables("full"))
-    with pytest.raises(ValueError, match=r"preset \('table1'\) must be 'text' for network \('deepfm'\)"):
-        models.build("deepfm", tables("full"), preset="table1")
-    with pytest.raises(ValueError, match=r"preset \('table2'\) must be one of 'text', 'table1'"):
-        models.build("dcn", tables("full"), preset="table2")

@@ -1,6 +1,6 @@
 """Narrow rows: rows of d numbers, composed and pooled in d, then one learned matrix ``[d, D]`` of the table."""
 
-import copy
+import pathlib
 import warnings
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from oracles import fill_
 from torch import Tensor, nn
 
 import quorem
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
 from quorem.fit import fit_
 from quorem.paper.schemes import Scheme
 
@@ -166,20 +166,6 @@ def test_growth_keeps_old_vectors(case: str) -> None:
     assert torch.equal(module.to_dense()[:N], before)
 
 
-def test_a_state_dict_brings_rows_and_matrices_back() -> None:
-    module, other = collection(), collection()
-    with torch.no_grad():
-        for p in other.parameters():
-            p.zero_()
-    other.load_state_dict(module.state_dict())
-    ids = torch.randint(N, (9, 7))
-    assert torch.equal(other(ids), module(ids))
-    assert torch.equal(copy.deepcopy(module)(ids), module(ids))
-    wide = Embedding(N, D, Full(width=4)).state_dict()
-    with pytest.raises(RuntimeError, match=r"rows of 4 numbers.* in the checkpoint and .*rows of 5 numbers"):
-        Embedding(N, D, Full(width=5)).load_state_dict(wide)
-
-
 def test_a_file_brings_rows_and_matrices_back(tmp_path) -> None:
     module = collection(torch.float32)
     quorem.save(module, tmp_path / "tables.safetensors")
@@ -189,16 +175,6 @@ def test_a_file_brings_rows_and_matrices_back(tmp_path) -> None:
     tiny = Embedding(3, D, Full(width=1, force=True))
     quorem.save(tiny, tmp_path / "tiny.safetensors")
     assert torch.equal(quorem.load(tmp_path / "tiny.safetensors").to_dense(), tiny.to_dense())
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("case", [*SCHEMES, "feature"])
-def test_exported_bags(case: str, mode: str) -> None:
-    scheme = QR(4, operation="feature", width=NARROW) if case == "feature" else SCHEMES[case]
-    module = fill_(EmbeddingBag(N, D, scheme, mode=mode, padding_idx=3))
-    program = torch.export.export(module, (IDS,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
-    every = torch.arange(N).view(-1, 2)
-    torch.testing.assert_close(program(every), module(every))
 
 
 def test_an_exported_collection() -> None:
@@ -274,3 +250,31 @@ def test_a_plan_leaves_narrow_tables_alone() -> None:
         model = nn.ModuleDict({"narrow": Embedding(N, D, Full(width=4)), "wide": Embedding(N, D)})
     planned = quorem.plan(model, "8KB")
     assert [table.name for table in planned.tables] == ["wide"]
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+def test_no_bags_forward_mode_and_autocast(tables: int) -> None:
+    """Narrow rows do what rows of D numbers do there."""
+    collection = EmbeddingCollection([Table(f"t{t}", N, D, Full(width=NARROW)) for t in range(tables)])
+    empty = torch.zeros(0, dtype=torch.long)
+    assert collection(empty, torch.zeros(1, dtype=torch.long)).shape == (0, tables, D)
+    ids = torch.randint(N, (5, tables))
+    with torch.autocast("cpu", torch.bfloat16):
+        bags = collection(ids.T.flatten(), torch.arange(5 * tables + 1))
+    assert bags.dtype == torch.float32
+    torch.testing.assert_close(bags, collection(ids))
+    parameters = {name: p.detach() for name, p in collection.named_parameters()}
+    with torch.autograd.forward_ad.dual_level():
+        duals = {name: torch.autograd.forward_ad.make_dual(p, p) for name, p in parameters.items()}
+        out = torch.func.functional_call(collection, duals, (ids,))
+        tangent = torch.autograd.forward_ad.unpack_dual(out).tangent
+    torch.testing.assert_close(tangent, 2 * collection(ids))  # a product of two factors
+
+
+def test_narrow_rows_of_half_precision_run_in_onnx_runtime(tmp_path: pathlib.Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime: make install")
+    table = Embedding(50, D, Full(width=NARROW), dtype=torch.bfloat16)
+    ids = torch.arange(7)
+    quorem.export(table, (ids,), tmp_path / "table.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "table.onnx")
+    assert session.get_outputs()[0].shape[-1] == D

@@ -21,21 +21,11 @@ def test_blocks_hold_one_group_each(num_groups: int, data: st.DataObject) -> Non
     assert torch.equal(owner[place // size], group)
 
 
-@pytest.mark.parametrize("n", [0, 1, 7, 63, 64, 1000, 65536])
-@pytest.mark.parametrize("num_groups", [1, 4, 1000])
-def test_blocks_waste_little(n: int, num_groups: int) -> None:
-    """Places for at most twice the items, and eight more for each group."""
-    skewed = torch.zeros(n, dtype=torch.int64)
-    place, owner, size = sorted_blocks(skewed, num_groups)
-    assert len(owner) * size <= 2 * n + 8 * num_groups
-    assert torch.equal(place, torch.arange(n))
-
-
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
 @pytest.mark.parametrize("hidden", [(), (5,), (3, 9), (1,)])
 @pytest.mark.parametrize(("collisions", "levels"), [(4, 1), (12, 2), (30, 3), (1, 1)])
 def test_every_id_takes_its_own_path(collisions: int, levels: int, hidden: tuple[int, ...], activation: str) -> None:
-    scheme = Path(collisions, hidden, num_partitions=levels + 1, activation=activation, force=True, permute=1)
+    scheme = Path(collisions, hidden, num_partitions=levels + 1, activation=activation, force=True)
     table = fill_(Embedding(61, 6, scheme, dtype=torch.float64))
     assert len(table.paths[0].counts) == levels
     assert_near(table(torch.arange(61)), dense_by_hand(table), torch.float64)
@@ -69,9 +59,3 @@ def test_no_copy_of_a_matrix_for_each_id() -> None:
     with LargestTensor() as seen:
         table(torch.arange(samples)).sum().backward()
     assert seen.largest <= 2 * samples * hidden + 8 * 4 * hidden < samples * d * hidden / 7
-
-
-def test_padding_reaches_no_network() -> None:
-    table = fill_(Embedding(60, D, Path(4, (5,), force=True), padding_idx=3))
-    table(torch.tensor([3, 3])).sum().backward()
-    assert not any(parameter.grad.any() for parameter in table.parameters())

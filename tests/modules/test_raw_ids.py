@@ -18,7 +18,6 @@ from quorem import (
     Table,
     hash_strings,
     optim,
-    schemes,
 )
 from quorem.paper.hashing import mixed_ids
 
@@ -94,11 +93,7 @@ def test_collections_mix_the_ids_of_raw_tables_only() -> None:
     assert torch.equal(module(ids), twin(known)) and not module(ids)[3, 0].any()
     offsets = torch.arange(0, ids.numel() + 1, 3)
     assert torch.equal(module(ids.T.flatten(), offsets), twin(known.T.flatten(), offsets))
-    names = module.features
-    unsigned = {name: ids[:, f].contiguous().view(torch.uint64) for f, name in enumerate(names)}
-    assert torch.equal(module(unsigned), module(ids))
-    bags = unsigned | {names[0]: (unsigned[names[0]], torch.arange(len(ids) + 1))}
-    assert torch.equal(module(bags), module(ids))
+    assert torch.equal(module(ids.view(torch.uint64)), module(ids))
     with pytest.raises(IndexError, match=r"id 7 is outside \[0, 7\) of table day"):
         module(torch.full((1, 5), 7))
 
@@ -147,29 +142,15 @@ def test_hot_and_cold_raw_ids() -> None:
 
 def test_checkpoints_and_copies_know() -> None:
     raw, plain = pair("qr-mult")
-    with pytest.raises(RuntimeError, match="table holds 60 raw ids of 12 numbers in the checkpoint and 60 ids"):
+    with pytest.raises(RuntimeError, match=r"for raw ids in the checkpoint and .* for ids here"):
         plain.load_state_dict(raw.state_dict())
     assert torch.equal(copy.deepcopy(raw)(RAW), raw(RAW))
-
-
-def test_a_fitted_table_takes_raw_ids_too() -> None:
-    raw = fill_(Embedding(N, D, CASES["qr-mult"], raw_ids=True, padding_idx=-7))
-    for cls in (Embedding, EmbeddingBag):
-        assert torch.equal(cls.from_pretrained(raw)(RAW[:, None]).view(-1, D), raw(RAW))
-
-
-def test_counts_of_raw_ids_stay_where_they_are() -> None:
-    counts = schemes.RawCounts(torch.tensor([5, 6, 7]), torch.tensor([1, 9, 3]))
-    scheme = HotCold(1, cold=QR(4), force=True)
-    with torch.device("meta"):
-        module = Embedding(N, D, scheme, raw_ids=True, frequencies=counts)
-    assert module.stored.is_meta and module.ranks_of[0].hot.tolist() == mixed_ids(torch.tensor([6]), N).tolist()
 
 
 def test_errors() -> None:
     with pytest.raises(TypeError, match=r"raw_ids \(1\) must be a bool"):
         Embedding(N, D, QR(4), raw_ids=1)
-    with pytest.raises(ValueError, match=r"raw id \(18446744073709551616\) must be in \[-2\*\*63, 2\*\*64\)"):
+    with pytest.raises(ValueError, match=r"raw id \(18446744073709551616\) must be in \[-9223372036854775808, "):
         Embedding(N, D, QR(4), raw_ids=True, padding_idx=2**64)
     with pytest.raises(TypeError, match=r"raw id \('a'\) must be an int"):
         Embedding(N, D, QR(4), raw_ids=True, padding_idx="a")

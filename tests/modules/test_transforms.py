@@ -1,4 +1,4 @@
-"""What torch does to modules and functions: compile, export, meta, vmap, functional gradients, double backward."""
+"""What torch does to modules and functions: compile, export, meta, vmap, functional gradients."""
 
 import copy
 import warnings
@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles import CASES, FEW, D, N, assert_near, assert_same_gradients, dense_by_hand, fill_, twin_of
 from torch import Tensor
-from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.func import functional_call, grad, jvp, vmap
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, GeneralizedQR, HotCold, Path, Table, optim
 
@@ -110,6 +110,10 @@ def test_compiled_ids_out_of_range_raise_in_bags_and_collections() -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_export(name: str) -> None:
     module, arguments = calls()[name]
+    if name.endswith("max"):
+        with pytest.raises(ValueError, match=r"mode \('max'\) must be 'sum' or 'mean' in a model that is exported"):
+            torch.export.export(module, arguments)
+        return
     exported = torch.export.export(module, arguments).module()
     torch.testing.assert_close(exported(*arguments), module(*arguments))
 
@@ -162,9 +166,7 @@ def test_vmap_over_ids(case: str, no_grad: bool) -> None:
         torch.testing.assert_close(vmap(table, in_dims=1, out_dims=1)(IDS), table(IDS))
         torch.testing.assert_close(vmap(vmap(table))(IDS), table(IDS))
         torch.testing.assert_close(vmap(bags)(IDS[:, None])[:, 0], bags(IDS))
-    for f, ids in ((table, IDS + 1), (bags, IDS[:, None] + 1)):
-        with pytest.raises(IndexError, match=r"id 60 is outside \[0, 60\)"):
-            vmap(f)(ids)
+        assert (vmap(table)(IDS + 1).isnan().flatten(2).any(2) == (IDS == 59)).all()
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -189,45 +191,17 @@ def check_per_sample(module: torch.nn.Module, ids: Tensor) -> None:
         torch.testing.assert_close(total[name], expected.sum(0), msg=name)
 
 
-def test_vmap_over_weights() -> None:
-    """An ensemble: one set of ids, several sets of tables."""
-    modules = [fill_(Embedding(N, D, CASES["qr-mult"]), seed) for seed in range(3)]
-    stacked, _ = torch.func.stack_module_state(modules)
-    out = vmap(lambda p: functional_call(modules[0], p, (IDS,)))(stacked)
-    torch.testing.assert_close(out, torch.stack([m(IDS) for m in modules]))
-
-
-@pytest.mark.parametrize("case", ["qr-mult", "path-mlp"])
-def test_jacobian(case: str) -> None:
-    module = embedding(case, dtype=torch.float64)
+def test_forward_mode() -> None:
+    module = embedding("generalized3-mult", dtype=torch.float64)
     weight = module.stored.detach()
-    jacobian = jacrev(lambda w: functional_call(module, {"stored": w}, (IDS,)))(weight)
-    expected = jacrev(lambda w: functional_call(Dense(module), {"module.stored": w}, ())[IDS])(weight)
-    torch.testing.assert_close(jacobian, expected)
-
-
-class Dense(torch.nn.Module):
-    """``to_dense`` of a module as a forward, so that ``functional_call`` reaches it."""
-
-    def __init__(self, module: Embedding) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self) -> Tensor:
-        return dense_by_hand(self.module)
-
-
-def test_forward_mode_refuses() -> None:
-    module = embedding("qr-mult")
-    weight = module.stored.detach()
-    with pytest.raises(NotImplementedError, match="jvp"):
-        jvp(lambda w: functional_call(module, {"stored": w}, (IDS,)), (weight,), (weight,))
+    _, moved = jvp(lambda w: functional_call(module, {"stored": w}, (IDS,)), (weight,), (weight,))
+    torch.testing.assert_close(moved, 3 * module(IDS).detach())  # products of three rows
 
 
 @pytest.mark.parametrize(
     "case", ["qr-mult", "generalized3-concat", "generalized3-mult", "chinese2-add", "path-sigmoid"]
 )
-def test_gradients_and_their_gradients_against_differences(case: str) -> None:
+def test_gradients_against_differences(case: str) -> None:
     module = fill_(Embedding(N, D, CASES[case], padding_idx=7, dtype=torch.float64))
     names, values = zip(*module.named_parameters(), strict=True)
     chosen = [0, 1] if len(values) > 1 else [0]
@@ -237,32 +211,22 @@ def test_gradients_and_their_gradients_against_differences(case: str) -> None:
     def function(*parameters: Tensor) -> Tensor:
         return functional_call(module, dict(zip([names[j] for j in chosen], parameters, strict=True)), (ids,))
 
-    assert torch.autograd.gradcheck(function, inputs, fast_mode=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("case", ["qr-mult", "generalized3-concat", "path-sigmoid"])
-def test_bag_gradients_and_their_gradients_against_differences(case: str, mode: str) -> None:
-    module = fill_(EmbeddingBag(N, D, CASES[case], mode=mode, padding_idx=7, dtype=torch.float64))
-    weight = module.stored.detach().requires_grad_()
-    sample = torch.linspace(-1, 1, len(BAG_IDS), dtype=torch.float64).requires_grad_()
-
-    def function(weight: Tensor, sample: Tensor) -> Tensor:
-        return functional_call(module, {"stored": weight}, (BAG_IDS, OFFSETS, sample))
-
-    assert torch.autograd.gradcheck(function, (weight, sample), fast_mode=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(function, (weight, sample), fast_mode=True)
-
-
-def test_double_backward_by_name() -> None:
+def test_gradients_of_gradients_are_those_of_torch_func() -> None:
     """The gradient of a gradient's norm, as a gradient penalty takes it."""
     module = embedding("generalized3-mult", dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="create_graph must be False: a lookup has no second derivative outside of"):
+        torch.autograd.grad(module(IDS).pow(3).sum(), module.stored, create_graph=True)
     twin = twin_of(module)
-    for m, vectors in ((module, module(IDS)), (twin, twin.to_dense()[IDS])):
-        (first,) = torch.autograd.grad(vectors.pow(3).sum(), m.stored, create_graph=True)
-        first.pow(2).sum().backward()
-    assert_same_gradients(module, twin)
+    (first,) = torch.autograd.grad(twin.to_dense()[IDS].pow(3).sum(), twin.stored, create_graph=True)
+    first.pow(2).sum().backward()
+
+    def penalty(stored: Tensor) -> Tensor:
+        return grad(lambda w: functional_call(module, {"stored": w}, (IDS,)).pow(3).sum())(stored).pow(2).sum()
+
+    torch.testing.assert_close(grad(penalty)(module.stored.detach()), twin.stored.grad)
 
 
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
@@ -306,11 +270,14 @@ def test_tracing_does_not_compose_the_whole_table():
     ],
     ids=["embedding", "bag", "collection"],
 )
-def test_lookups_with_sparse_gradients_compile_whole(make):
+def test_lookups_with_sparse_gradients_run_outside_of_compiled_graphs(make):
     """Under Adam, whose rows lag behind: the same rows have gradients, and move as without the compiler."""
     table = make()
     twin = copy.deepcopy(table)
-    compiled = torch.compile(table, fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"sparse=True or updated by quorem.optim are not compiled"):
+        torch.compile(table, fullgraph=True, backend="aot_eager")(torch.tensor([[1, 2]]))
+    torch._dynamo.reset()
+    compiled = torch.compile(table, backend="aot_eager")
     optimizers = [optim.Adam([module.stored], lr=0.1) for module in (table, twin)]
     for size in (5, 2, 9):
         ids = torch.randint(0, 100, (size, 2))

@@ -1,13 +1,11 @@
-"""Stochastic rounding: between the two neighbours, unbiased, and the same when a run is resumed."""
-
-import copy
+"""Stochastic rounding: between the two neighbours, and unbiased."""
 
 import pytest
 import torch
 
 from quorem import QR, Embedding
 from quorem.ops.rounding import Rounding, random_bits, round_at_random
-from quorem.optim import SGD, Adagrad, AMSGrad, apply_in_backward
+from quorem.optim import SGD, apply_in_backward
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -39,45 +37,16 @@ def test_what_is_not_finite_stays_so(dtype):
     assert rounded[:2] == [float("inf"), float("-inf")] and rounded[2] != rounded[2]
 
 
-def trained(rounding_seed, dtype, optimizer_class, steps, table=None, optimizer=None):
-    if table is None:
-        torch.manual_seed(0)
-        table = Embedding(64, 16, QR(4, operation="add"), dtype=dtype)
-        optimizer = apply_in_backward(table, optimizer_class, lr=1e-3, rounding_seed=rounding_seed)
-    for _ in range(steps):
-        table(torch.arange(64)).float().sum().backward()
-    return table, optimizer
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 def test_small_updates_arrive_in_the_mean(dtype):
-    """Steps far below the distance of two numbers: to the nearest nothing moves, at random the mean is right."""
-    moved = {}
-    for seed in (None, 5):
-        table, _ = trained(seed, dtype, SGD, 0)
-        with torch.no_grad():
-            table.stored.fill_(32.0)
-        trained(seed, dtype, SGD, 30, table)
-        moved[seed] = 32.0 - float(table.tables()[0].detach().double().mean())
+    """Steps far below the distance of two numbers: to the nearest nothing would move, at random the mean is right."""
+    table = Embedding(64, 16, QR(4, operation="add"), dtype=dtype)
+    apply_in_backward(table, SGD, lr=1e-3)
+    torch.nn.init.constant_(table.stored, 32.0)
+    for _ in range(30):
+        table(torch.arange(64)).float().sum().backward()
+    moved = 32.0 - float(table.tables()[0].detach().double().mean())
     step = 4e-3  # each row of the first table is read by four ids
     distance = 32 * torch.finfo(dtype).eps
     deviation = distance * (30 * step / distance / table.tables()[0].numel()) ** 0.5
-    assert moved[None] == 0 and abs(moved[5] - 30 * step) < 4 * deviation < 30 * step
-
-
-@pytest.mark.parametrize("optimizer_class", [SGD, Adagrad, AMSGrad])
-def test_the_same_seed_gives_the_same_bits(optimizer_class):
-    runs = [trained(seed, torch.bfloat16, optimizer_class, 12)[0].stored for seed in (1, 1, 2)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
-
-
-@pytest.mark.parametrize("optimizer_class", [Adagrad, AMSGrad])
-def test_a_run_that_is_resumed_goes_on_with_the_same_bits(optimizer_class):
-    whole, _ = trained(4, torch.bfloat16, optimizer_class, 10)
-    first, optimizer = trained(4, torch.bfloat16, optimizer_class, 6)
-    saved, rows = copy.deepcopy(optimizer.state_dict()), first.state_dict()
-    second, optimizer = trained(4, torch.bfloat16, optimizer_class, 0)
-    second.load_state_dict(rows)
-    optimizer.load_state_dict(saved)
-    trained(4, torch.bfloat16, optimizer_class, 4, second)
-    assert torch.equal(whole.stored, second.stored)
+    assert abs(moved - 30 * step) < 4 * deviation < 30 * step

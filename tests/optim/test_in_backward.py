@@ -2,12 +2,11 @@
 
 import copy
 import io
-import math
 import warnings
 
 import pytest
 import torch
-from optimizers import CLASSES, NAMES, batches, collection, loss_of, oracle, twin, use
+from optimizers import CLASSES, NAMES, batches, collection, loss_of, oracle, run, same, twin, use
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,16 +19,11 @@ def backend(request, monkeypatch):
     use(request.param, monkeypatch)
 
 
-def pair(name: str = "Adagrad", **options):
+def pair(name: str = "Adagrad"):
     """A module updated in backward, and the same one with a dense optimizer of torch."""
     module = twin(collection())
     dense = twin(module)
-    return module, optim.apply_in_backward(module, CLASSES[name], lr=0.05, **options), dense, oracle(name, dense, 0.05)
-
-
-def same(module, dense, tolerance=1e-12):
-    for (key, a), (_, b) in zip(module.named_tables(), dense.named_tables(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda m, key=key: f"{key}: {m}")
+    return module, optim.apply_in_backward(module, CLASSES[name], lr=0.05), dense, oracle(name, dense, 0.05)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -74,88 +68,7 @@ def test_bags_with_weights_and_path_networks(scheme, mode):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_every_table_of_a_model_and_nothing_else():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.users, self.items = quorem.Embedding(90, 8, quorem.QR(4)), quorem.Embedding(50, 8, quorem.Full())
-            self.shared = self.items
-            self.top = nn.Linear(8, 1)
-
-        def forward(self, ids):
-            return self.top(self.users(ids) * self.items(ids % 50) + self.shared(ids % 7))
-
-    model = Model()
-    expected = copy.deepcopy(model)
-    optim.apply_in_backward(model, optim.SGD, lr=0.1)
-    theirs = torch.optim.SGD([expected.users.stored, expected.items.stored], lr=0.1)
-    ids = torch.tensor([1, 2, 1, 89])
-    model(ids).sum().backward()
-    expected(ids).sum().backward()
-    theirs.step()
-    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["top.weight", "top.bias"]
-    for a, b in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_clipping_by_value_is_that_of_the_summed_gradient(name):
-    module, _, dense, theirs = pair(name, clip_value=0.5)
-    for ids, target in batches(12):
-        theirs.zero_grad()
-        loss_of(module, ids, target).backward()
-        loss_of(dense, ids, target).backward()
-        torch.nn.utils.clip_grad_value_([dense.stored], 0.5)
-        theirs.step()
-    same(module, dense)
-
-
-@pytest.mark.parametrize("scale", [1024.0, torch.tensor(1024.0)])
-@pytest.mark.parametrize("name", NAMES)
-def test_loss_scaling_is_undone(name, scale):
-    module, optimizer, dense, theirs = pair(name, loss_scale=1.0)
-    optimizer.loss_scale = scale
-    for ids, target in batches(12):
-        theirs.zero_grad()
-        (loss_of(module, ids, target) * 1024).backward()
-        loss_of(dense, ids, target).backward()
-        theirs.step()
-    same(module, dense)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_row_that_overflows_under_loss_scaling_takes_its_gradient_as_zero(name):
-    module, _, dense, theirs = pair(name, loss_scale=4.0)
-    for step, (ids, target) in enumerate(batches(9)):
-        ids = torch.arange(3)[:, None].expand(3, ids.shape[1]) + 10 * (step % 2)
-        target[:, :4] = 0  # the last table alone has a gradient, so one id is one row
-        theirs.zero_grad()
-        loss_of(dense, ids, target * torch.tensor([1.0, 0.0, 1.0])[:, None, None]).backward()
-        theirs.step()
-        target[1] = torch.inf
-        target[1, :4] = 0
-        out = module(ids)
-        out.backward(target * 4)
-    same(module, dense)
-
-
-@pytest.mark.parametrize("name", ["SGD", "RowWiseAdagrad", "AMSGrad"])
-@pytest.mark.parametrize("lookups", [1, 2])
-def test_a_row_overflows_as_a_whole_where_another_table_is_narrower(name, lookups):
-    """One infinite element in a row of eight columns, which are two rows of ``stored``."""
-    module, _, dense, theirs = pair(name, loss_scale=4.0)
-    assert module.stored.shape[1] == 4
-    ids, grad = torch.arange(3)[:, None].expand(3, 5), torch.zeros(3, 5, 8, dtype=torch.float64)
-    grad[:, 4] = torch.tensor([[1.0], [0.0], [1.0]])
-    theirs.zero_grad()
-    dense(ids).backward(lookups * grad)
-    theirs.step()
-    grad[1, 4], grad[1, 4, 6] = 1.0, torch.inf
-    sum(module(ids) for _ in range(lookups)).backward(4 * grad)
-    same(module, dense)
-
-
-def test_an_unscaled_gradient_that_is_not_finite_is_not_hidden():
+def test_a_gradient_that_is_not_finite_is_not_hidden():
     module = quorem.Embedding(9, 4, quorem.Full())
     optim.apply_in_backward(module, optim.SGD, lr=0.1)
     module(torch.tensor([1])).backward(torch.full((1, 4), torch.nan))
@@ -175,8 +88,7 @@ def test_schedulers_and_lr_are_read_at_each_backward():
             for scheduler in schedulers:
                 scheduler.step()
             if step == 8:
-                optimizer.lr = theirs.param_groups[0]["lr"] = 0.2
-    assert optimizer.lr == theirs.param_groups[0]["lr"]
+                optimizer.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.2
     same(module, dense)
 
 
@@ -184,46 +96,29 @@ def test_schedulers_and_lr_are_read_at_each_backward():
 def test_state_survives_and_remove_gives_the_gradients_back(name):
     module, optimizer, dense, theirs = pair(name)
 
-    def train(m, o, seed):
-        for ids, target in batches(8, seed=seed):
-            o.zero_grad()
-            loss_of(m, ids, target).backward()
-            o.step()
-
-    train(dense, theirs, 1)
-    train(module, optimizer, 1)
+    run(dense, theirs, 8, 1)
+    run(module, optimizer, 8, 1)
     file = io.BytesIO()
     torch.save((module.state_dict(), optimizer.state_dict()), file)
     file.seek(0)
     tables, state = torch.load(file)
     loaded = twin(collection(seed=3))
     again = optim.apply_in_backward(loaded, CLASSES[name], lr=9.0)
-    train(loaded, again, 5)
+    run(loaded, again, 8, 5)
     loaded.load_state_dict(tables)
     again.load_state_dict(state)
-    train(loaded, again, 2)
-    train(dense, theirs, 2)
+    run(loaded, again, 8, 2)
+    run(dense, theirs, 8, 2)
     same(loaded, dense)
     again.remove()
     loaded.sparse = True
-    train(loaded, again, 3)
-    train(dense, theirs, 3)
+    run(loaded, again, 8, 3)
+    run(dense, theirs, 8, 3)
     assert loaded.stored.grad.is_sparse
     same(loaded, dense)
 
 
-def test_no_step_without_a_gradient_for_the_tables():
-    module, optimizer, dense, _ = pair("Adam")
-    ids, target = next(batches(1))
-    x = torch.ones((), dtype=torch.float64, requires_grad=True)
-    with torch.no_grad():
-        loss_of(module, ids, target)
-    torch.autograd.grad(loss_of(module, ids, target) * x, x)
-    assert int(optimizer.state[module.stored]["step"]) == 0
-    same(module, dense, 0)
-
-
-class Weighted(torch.nn.Module):
+class Weighted(nn.Module):
     """A table that is read in bags with weights, another one, and a layer."""
 
     def __init__(self):
@@ -237,6 +132,18 @@ class Weighted(torch.nn.Module):
     def forward(self):
         ids = torch.tensor([[1, 2], [3, 4], [5, 5]])
         return self.top(self.bag(ids, per_sample_weights=self.weights) * self.other(ids[:, 0])).square().sum()
+
+
+def test_every_table_of_a_model_and_nothing_else():
+    model, dense = Weighted(), Weighted()
+    optim.apply_in_backward(model, optim.SGD, lr=0.1)
+    theirs = torch.optim.SGD([dense.bag.stored, dense.other.stored], lr=0.1)
+    model().backward()
+    dense().backward()
+    theirs.step()
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["weights", "top.weight", "top.bias"]
+    for a, b in zip(model.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("ask", ["grad", "backward"])
@@ -338,7 +245,7 @@ def test_compiled_models_break_the_graph_at_the_lookup():
         theirs.step()
     same(module, dense)
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="apply_in_backward is not compiled"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"updated by quorem.optim are not compiled"):
         torch.compile(module, backend="aot_eager", fullgraph=True)(ids)
 
 
@@ -349,13 +256,8 @@ def test_compiled_models_break_the_graph_at_the_lookup():
         (collection(), "Adagrad", {}, TypeError, r"optimizer_class \('Adagrad'\) must be a class"),
         (nn.Linear(2, 2), optim.SGD, {}, ValueError, r"module \(Linear\) must contain a quorem table"),
         ([nn.Linear(2, 2)], optim.SGD, {}, TypeError, r"module \(list\) must be an nn.Module"),
-        (collection(), optim.SGD, {"clip_value": -1.0}, ValueError, r"clip_value \(-1.0\) must be positive"),
-        (collection(), optim.SGD, {"loss_scale": 0.0}, ValueError, r"loss_scale \(0.0\) must be positive and finite"),
-        (collection(), optim.SGD, {"loss_scale": math.nan}, ValueError, r"loss_scale \(nan\) must be positive and"),
-        (collection(), optim.SGD, {"loss_scale": torch.ones(2)}, ValueError, r"loss_scale has shape \(2,\) but must"),
         (twin(collection()), optim.Adam, {"weight_decay": 0.1}, ValueError, r"weight_decay \(0.1\) must be 0"),
         (collection(), optim.SGD, {"dampening": 0.9}, TypeError, "unexpected keyword argument 'dampening'"),
-        (collection(), optim.SGD, {"rounding_seed": 0.5}, TypeError, r"rounding_seed \(0.5\) must be an integer"),
         (quorem.Embedding.from_pretrained(torch.ones(4, 2)), optim.SGD, {}, ValueError, "that is frozen"),
     ],
 )
@@ -370,3 +272,35 @@ def test_tables_are_updated_by_one_optimizer_at_a_time():
         optim.apply_in_backward(module, optim.Adam)
     optimizer.remove()
     optim.apply_in_backward(module, optim.Adam)
+
+
+@pytest.mark.parametrize("written", ["ids", "weights"])
+def test_inputs_that_are_overwritten_before_the_backward_are_refused(written):
+    table = quorem.EmbeddingBag(100, 8, quorem.QR(4), mode="sum")
+    optim.apply_in_backward(table, optim.Adagrad, lr=0.1)
+    ids, weights = torch.tensor([1, 5, 99]), torch.ones(3)
+    out = table(ids, torch.tensor([0]), weights)
+    (ids if written == "ids" else weights).zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("name", ["Adagrad", "RowWiseAdagrad", "Adam", "AMSGrad", "SGD"])
+def test_optimizers_survive_that_a_model_becomes_double(name, in_backward):
+    """The rest is then trained in float64, from the state that there is."""
+    table = quorem.Embedding(100, 8, quorem.QR(4), sparse=not in_backward)
+    modules = []
+    for module in (table, copy.deepcopy(table).double()):
+        made = optim.apply_in_backward(module, CLASSES[name]) if in_backward else CLASSES[name](module.parameters())
+        made.param_groups[0]["lr"] = 0.1
+        modules.append((module, made))
+    for step in range(4):
+        if step == 2:
+            table.double()
+        for module, optimizer in modules:
+            optimizer.zero_grad()
+            module(torch.tensor([1, 5, 99])).square().sum().backward()
+            optimizer.step()
+    assert table.stored.dtype == torch.float64
+    torch.testing.assert_close(table.to_dense(), modules[1][0].to_dense(), rtol=1e-5, atol=1e-6)

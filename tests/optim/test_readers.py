@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, optim
 from quorem.ops.lagging import LaggingParameter, in_memory
 
 N, D = 40, 4
@@ -49,6 +49,7 @@ class Pair:
         return self.table, self.twin
 
     def check(self) -> None:
+        torch.testing.assert_close(self.table.stored, self.twin.stored, rtol=0, atol=1e-10)
         torch.testing.assert_close(self.table.to_dense(), self.twin.to_dense(), rtol=0, atol=1e-10)
 
     def step(self, *batches: object) -> None:
@@ -125,21 +126,13 @@ def test_readers_see_rows_that_are_up_to_date(name: str, reader: str) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_average_of_weights_is_that_of_dense_training(name: str, in_backward: bool) -> None:
     pair = Pair(name, in_backward=in_backward)
-    averages = [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in (pair.table, pair.twin)]
+    averages = [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in pair.both]
     for _ in range(5):
         pair.lag()
-        for average, module in zip(averages, (pair.table, pair.twin), strict=True):
+        for average, module in zip(averages, pair.both, strict=True):
             average.update_parameters(module)
     torch.testing.assert_close(averages[0].module.stored, averages[1].module.stored, rtol=0, atol=1e-10)
-    torch.testing.assert_close(pair.table.to_dense(), pair.twin.to_dense(), rtol=0, atol=1e-10)
-
-
-def test_hot_and_cold_ids_of_a_shared_pool() -> None:
-    tables = [Table("a", N, 4, HotCold(9, cold=Pool(20))), Table("b", N, 4, HotCold(9, cold=Pool(20)))]
-    pair = Pair("AMSGrad", module=EmbeddingCollection(tables, sparse=True, dtype=torch.float64))
-    pair.lag()
-    vectors = [parameters_to_vector(m.parameters()) for m in (pair.table, pair.twin)]
-    torch.testing.assert_close(*vectors, rtol=0, atol=1e-10)
+    pair.check()
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -152,12 +145,12 @@ def test_another_optimizer_takes_over(name: str, foreach: bool) -> None:
     pair.truth = torch.optim.SGD(pair.twin.parameters(), lr=0.1, foreach=foreach)
     pair.step()
     pair.step()
-    torch.testing.assert_close(pair.table.stored, pair.twin.stored, rtol=0, atol=1e-10)
+    pair.check()
 
 
 def test_a_view_from_before_the_steps_is_read_by_functional_call() -> None:
     pair = Pair()
-    views = [{name: p.detach() for name, p in m.named_parameters()} for m in (pair.table, pair.twin)]
+    views = [{name: p.detach() for name, p in m.named_parameters()} for m in pair.both]
     pair.lag()
     outputs = [functional_call(m, v, torch.arange(N)) for m, v in zip((pair.table, pair.twin), views, strict=True)]
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-10)
@@ -183,11 +176,11 @@ def test_what_others_write_stays(write: Callable[[Tensor], object], name: str, i
     pair = Pair(name, in_backward=in_backward)
     pair.lag()
     with torch.no_grad():
-        for module in (pair.table, pair.twin):
+        for module in pair.both:
             write(parameter(module))
-    torch.testing.assert_close(pair.table.stored, pair.twin.stored, rtol=0, atol=1e-10)
+    pair.check()
     pair.step()
-    torch.testing.assert_close(pair.table.stored, pair.twin.stored, rtol=0, atol=1e-10)
+    pair.check()
 
 
 def test_training_loops_do_not_bring_every_row_up_to_date() -> None:
@@ -255,7 +248,7 @@ def test_a_compiled_reader_of_a_whole_graph_is_refused() -> None:
 
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
-@pytest.mark.parametrize("capture", ["export", "strict export", "trace"])
+@pytest.mark.parametrize("capture", ["export", "trace"])
 def test_graphs_that_are_captured_hold_rows_that_are_up_to_date(
     capture: str, kind: type[Embedding], in_backward: bool
 ) -> None:
@@ -266,21 +259,12 @@ def test_graphs_that_are_captured_hold_rows_that_are_up_to_date(
         traced = torch.jit.trace(pair.table, (ids,))
         graph = str(traced.graph)
     else:
-        exported = torch.export.export(pair.table, (ids,), strict=capture == "strict export")
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="rows that lag behind must not be read"):
+            torch.export.export(pair.table, (ids,), strict=True)
+        exported = torch.export.export(pair.table, (ids,), strict=False)
         traced, graph = exported.module(), str(exported.graph)
     torch.testing.assert_close(traced(ids), pair.twin(ids), rtol=0, atol=1e-10)
     assert "catch_up" not in graph
-    pair.check()
-
-
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_gradients_under_vmap(in_backward: bool) -> None:
-    pair = Pair(in_backward=in_backward)
-    pair.lag()
-    for module, optimizer in zip(pair.both, (pair.optimizer, pair.truth), strict=True):
-        optimizer.zero_grad()
-        (torch.vmap(module) if module is pair.table else module)(IDS[None]).square().sum().backward()
-        optimizer.step()
     pair.check()
 
 

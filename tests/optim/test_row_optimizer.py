@@ -18,11 +18,14 @@ def backend(monkeypatch):
     use("plain", monkeypatch)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), ("Adagrad", {"state_dtype": "bfloat16"}), ("Adagrad", {"state_dtype": "log8"})],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loaded_run_continues_bit_for_bit(name, dtype):
+def test_a_loaded_run_continues_bit_for_bit(name, options, dtype):
     module = collection(dtype)
-    optimizer = CLASSES[name](module.parameters(), lr=0.01)
+    optimizer = CLASSES[name](module.parameters(), lr=0.01, **options)
     run(module, optimizer, 40)
     file = io.BytesIO()
     torch.save((optimizer.state_dict(), module.state_dict()), file)
@@ -30,7 +33,7 @@ def test_a_loaded_run_continues_bit_for_bit(name, dtype):
     saved_optimizer, saved_module = torch.load(file)
 
     loaded = collection(dtype, seed=5)
-    other = CLASSES[name](loaded.parameters(), lr=1.0)
+    other = CLASSES[name](loaded.parameters(), lr=1.0, **options)
     run(loaded, other, 3)  # the steps these rows missed must not reach the loaded ones
     other.load_state_dict(saved_optimizer)
     loaded.load_state_dict(saved_module)
@@ -62,11 +65,11 @@ def test_checkpoints_pass_between_torch_and_quorem(name):
 
 @pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
 def test_compiled_lookups_are_up_to_date(name):
-    """Whole where nothing is differentiated; torch breaks the graph itself at a sparse gradient."""
+    """The graph breaks at a lookup."""
     module, expected = collection(), collection()
     ours, theirs = (CLASSES[name](m.parameters(), lr=0.01) for m in (module, expected))
     training = torch.compile(module, backend="aot_eager")
-    reading = torch.compile(lambda ids: module(ids), backend="aot_eager", fullgraph=True)
+    reading = torch.compile(lambda ids: module(ids), backend="aot_eager")
     ids = torch.arange(40)[:, None].expand(40, 5)
     for seed in range(3):
         run(training, ours, 8, seed)
@@ -130,25 +133,18 @@ def test_dense_parameters_are_left_to_torch_in_groups(name):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_tables_of_nn_embedding_are_served_where_rows_do_not_lag_behind():
-    for name in ("SGD", "Adagrad", "RowWiseAdagrad"):
-        module = nn.Embedding(9, 4, sparse=True)
-        before = module.weight.detach().clone()
-        optimizer = CLASSES[name](module.parameters(), lr=0.1)
-        module(torch.tensor([1, 1, 3])).sum().backward()
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RowWiseAdagrad", "AMSGrad"])
+def test_tables_of_nn_embedding_are_served_where_rows_do_not_lag_behind(name):
+    module = nn.Embedding(9, 4, sparse=True)
+    before = module.weight.detach().clone()
+    optimizer = CLASSES[name](module.parameters(), lr=0.1)
+    module(torch.tensor([1, 1, 3])).sum().backward()
+    if name == "AMSGrad":  # nothing would bring its rows up to date
+        with pytest.raises(ValueError, match=r"must belong to a quorem module: under AMSGrad.* torch.optim.SparseAdam"):
+            optimizer.step()
+    else:
         optimizer.step()
         assert (module.weight != before).any(1).nonzero().flatten().tolist() == [1, 3]
-
-
-def test_a_copied_pair_of_module_and_optimizer_trains_on_alone():
-    module = collection()
-    optimizer = optim.AMSGrad(module.parameters(), lr=0.01)
-    run(module, optimizer, 20)
-    other, its = copy.deepcopy((module, optimizer))
-    assert its.param_groups[0]["params"][0] is other.stored
-    run(module, optimizer, 20, seed=2)
-    run(other, its, 20, seed=2)
-    assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,11 +153,9 @@ def test_a_copied_optimizer_has_all_options(name):
     kind = getattr(optim, name)
     options = {key: value for key, value in kind([module.stored]).defaults.items() if key in kind.options}
     options = {key: value * 2 for key, value in options.items() if key in ("lr", "lr_decay", "eps")}
-    more = {"clip_value": 0.5, "loss_scale": torch.tensor(8.0), "rounding_seed": 7}
-    optimizer = optim.apply_in_backward(module, kind, **options, **more)
+    optimizer = optim.apply_in_backward(module, kind, **options)
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert {key: getattr(other, key) for key in more} == more and other.loss_scale is not optimizer.loss_scale
-        assert other.defaults == optimizer.defaults
+        assert other.defaults == optimizer.defaults and other.state_dtype == optimizer.state_dtype
         assert {k: v for k, v in other.param_groups[0].items() if k != "params"} == {
             k: v for k, v in optimizer.param_groups[0].items() if k != "params"
         }
@@ -175,27 +169,8 @@ def test_learning_rate_may_be_a_tensor():
         run(module, a, 2, step)
         run(other, b, 2, step)
         rate.mul_(0.5)
-        b.lr = b.lr * 0.5
+        b.param_groups[0]["lr"] *= 0.5
     assert torch.equal(module.to_dense()["t0"], other.to_dense()["t0"])
-
-
-def test_rows_cannot_lag_behind_in_a_module_that_does_not_bring_them_up_to_date():
-    module = nn.Embedding(9, 4, sparse=True)
-    optimizer = optim.AMSGrad(module.parameters())
-    module(torch.tensor([1])).sum().backward()
-    with pytest.raises(
-        ValueError, match=r"must belong to a quorem module: under AMSGrad rows lag behind.* use torch.optim.SparseAdam"
-    ):
-        optimizer.step()
-
-
-def test_row_sums_of_another_shape_are_refused():
-    module = collection()
-    elementwise, by_row = optim.Adagrad(module.parameters()), optim.RowWiseAdagrad(module.parameters())
-    run(module, elementwise, 1)
-    by_row.load_state_dict(elementwise.state_dict())
-    with pytest.raises(ValueError, match=r"sum \(\d+, 4\) of the optimizer's state must be \(\d+,\)"):
-        run(module, by_row, 1)
 
 
 def test_row_sums_go_on_with_dense_gradients():
@@ -229,3 +204,13 @@ def test_a_state_of_another_table_is_refused(name: str, in_backward: bool) -> No
     ):
         table(torch.arange(3)).sum().backward()
         optimizer.step()
+
+
+def test_a_refused_group_leaves_nothing_behind():
+    table, other = (Embedding(100, 8, QR(4), sparse=True) for _ in range(2))
+    optimizer = optim.Adagrad(table.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"weight_decay \(0\.1\) must be 0"):
+        optimizer.add_param_group({"params": other.parameters(), "weight_decay": 0.1})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": other.parameters()})
+    assert len(optimizer.param_groups) == 2

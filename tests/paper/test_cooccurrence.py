@@ -27,12 +27,6 @@ def test_clusters_become_runs_of_numbers():
     assert (ordered[1:] != ordered[:-1]).sum() < 3 * 8  # at random there would be about 223 changes
 
 
-def test_the_same_seed_gives_the_same_order():
-    sessions, _ = planted(64, 4, 100)
-    first, again = (quorem.order_by_cooccurrence(sessions, 70, seed=3) for _ in range(2))
-    assert torch.equal(first, again) and len(first) == 70  # ids that never occur have numbers, too
-
-
 def test_ids_that_are_rare_or_never_occur_have_numbers():
     generator = torch.Generator().manual_seed(1)
     popularity = 1 / torch.arange(1, 1501).double() ** 2

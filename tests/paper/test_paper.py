@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles import OPERATIONS, fill_
+from oracles import OPERATIONS, definition_1, fill_
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Embedding, Full, GeneralizedQR, Hash, Path, partitions
@@ -20,14 +20,7 @@ TOKENS = [1460, 583, 10131226, 2202607, 305, 23, 12517, 633, 3, 93145, 5683, 835
 TOKENS += [5652, 2172, 3, 7046546, 17, 15, 286180, 104, 142571]
 CRITEO = [count + 1 for count in TOKENS]
 
-Parts = Sequence[Partition | ExplicitPartition]
 sizes_lists = st.lists(st.integers(1, 9), min_size=1, max_size=4)
-
-
-def definition_1(parts: Parts, n: int) -> bool:
-    """For all a != b there is an i such that [a]_{P_i} != [b]_{P_i}."""
-    classes = [part(torch.arange(n)).tolist() for part in parts]
-    return all(any(p[a] != p[b] for p in classes) for a, b in itertools.combinations(range(n), 2))
 
 
 def one_hot(i: int, n: int) -> Tensor:
@@ -102,7 +95,8 @@ def test_the_four_families_are_complementary(n: int, data: st.DataObject) -> Non
     families.append(partitions.generalized_quotient_remainder(n, partitions.balanced_sizes(n, 3)))
     families.append(partitions.chinese_remainder(n, partitions.coprime_sizes(n, 3)))
     for parts in families:
-        assert definition_1(parts, n) and is_complementary(parts, n)
+        assert definition_1(parts, n)
+    assert definition_1(partitions.hashing(n, m), n) == (m == n)
 
 
 @given(sizes_lists, st.data())

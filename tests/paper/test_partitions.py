@@ -4,31 +4,17 @@ import copy
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import pairwise_coprime
+from oracles import definition_1
 
 from quorem import partitions
 from quorem.paper.partitions import ExplicitPartition, Partition
-from quorem.paper.renumbering import Permutation
-
-Parts = Sequence[Partition | ExplicitPartition]
-sizes_lists = st.lists(st.integers(1, 12), min_size=1, max_size=4)
-
-
-def complementary_by_definition(parts: Parts, n: int) -> bool:
-    """Definition 1, word for word: each pair of categories is told apart by some partition."""
-    buckets = [part(torch.arange(n)).tolist() for part in parts]
-    return all(any(b[x] != b[y] for b in buckets) for x, y in itertools.combinations(range(n), 2))
-
-
-def as_pairs(parts: Sequence[Partition]) -> list[tuple[int, int]]:
-    return [(part.stride, part.size) for part in parts]
-
+from quorem.paper.renumbering import Mixing
 
 # Partition
 
@@ -42,29 +28,11 @@ def test_partition_is_exact_on_all_of_int64(stride: int, size: int, ids: list[in
     assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_partition_widens_ids(dtype: torch.dtype) -> None:
-    ids = torch.tensor([[0, 1], [99, 127]], dtype=dtype).t()
-    buckets = Partition(1, 2**40)(ids)
-    assert buckets.dtype == torch.int64
-    assert buckets.tolist() == ids.tolist()
-
-
-def test_int32_ids_meet_strides_past_int32() -> None:
-    ids = torch.tensor([0, 2**31 - 1], dtype=torch.int32)
-    assert Partition(2**31, 2**40)(ids).tolist() == [0, 0]
-    assert Partition(2**31 - 1, 2**40)(ids).tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)])
 def test_calls_keep_the_shape_of_ids(shape: tuple[int, ...]) -> None:
     ids = torch.ones(shape, dtype=torch.int64)
-    for function in (Partition(1, 2), ExplicitPartition([4, 5]), Permutation(1, 1, 3)):
+    for function in (Partition(1, 2), ExplicitPartition([4, 5]), Mixing(2)):
         assert function(ids).shape == shape
-
-
-def test_partition_of_meta_ids() -> None:
-    assert Partition(2, 3)(torch.empty(5, dtype=torch.int64, device="meta")).shape == (5,)
 
 
 def test_partition_is_a_value() -> None:
@@ -92,7 +60,7 @@ def test_partition_refuses(stride: int, size: int, error: type[Exception], match
         Partition(stride, size)
 
 
-@pytest.mark.parametrize("function", [Partition(1, 2), ExplicitPartition([0, 1]), Permutation(1, 0, 2)])
+@pytest.mark.parametrize("function", [Partition(1, 2), ExplicitPartition([0, 1]), Mixing(1)])
 @pytest.mark.parametrize(
     ("ids", "match"),
     [
@@ -137,12 +105,6 @@ def test_explicit_partition_is_a_value() -> None:
     assert kept.size == 100 and kept.index[99] == 99
 
 
-def test_explicit_partition_shows_only_its_start() -> None:
-    assert repr(ExplicitPartition([1, 0])) == "ExplicitPartition([1, 0], n=2, size=2)"
-    shown = repr(ExplicitPartition(torch.arange(10**5)))
-    assert shown == "ExplicitPartition([0, 1, 2, 3, 4, 5, 6, 7, ...], n=100000, size=100000)"
-
-
 def test_explicit_partition_is_real_inside_a_meta_context() -> None:
     with torch.device("meta"):
         part = ExplicitPartition([0, 1, 1])
@@ -183,95 +145,38 @@ def test_quotient_and_remainder_restore_huge_ids(n: int) -> None:
     assert int(quotient.max()) == partitions.quotient_remainder(n, m)[1].size - 1
 
 
-@given(st.integers(1, 60), st.data())
-def test_quotient_remainder_is_complementary_and_hashing_is_not(n: int, data: st.DataObject) -> None:
-    m = data.draw(st.integers(1, n))
-    assert complementary_by_definition(partitions.naive(n), n)
-    assert complementary_by_definition(partitions.quotient_remainder(n, m), n)
-    assert complementary_by_definition(partitions.hashing(n, m), n) == (m == n)
-
-
-@given(sizes_lists, st.data())
-def test_generalized_quotient_remainder_is_complementary(sizes: list[int], data: st.DataObject) -> None:
-    n = data.draw(st.integers(1, min(math.prod(sizes), 80)))
-    parts = partitions.generalized_quotient_remainder(n, sizes)
-    assert complementary_by_definition(parts, n)
-    product = math.prod(sizes)
-    assert partitions.is_complementary(parts, product)
-    assert not partitions.is_complementary(parts, product + 1)
-
-
-@given(sizes_lists)
-def test_chinese_remainder_is_complementary_only_if_coprime(sizes: list[int]) -> None:
-    product = math.prod(sizes)
-    remainders = [Partition(1, size) for size in sizes]
-    assert partitions.is_complementary(remainders, math.lcm(*sizes))
-    assert not partitions.is_complementary(remainders, math.lcm(*sizes) + 1)
-    if pairwise_coprime(sizes):
-        assert partitions.chinese_remainder(product, sizes) == tuple(remainders)
-    else:
-        assert not partitions.is_complementary(remainders, product)
-        with pytest.raises(ValueError, match="must be pairwise coprime"):
-            partitions.chinese_remainder(product, sizes)
+digits = partitions.generalized_quotient_remainder
 
 
 @pytest.mark.parametrize(
-    ("call", "match"),
+    ("call", "error", "match"),
     [
-        (lambda: partitions.naive(0), r"n \(0\) must be at least 1"),
-        (lambda: partitions.hashing(10, 0), r"m \(0\) must be in \[1, 10\]"),
-        (lambda: partitions.hashing(10, 11), r"m \(11\) must be in \[1, 10\]"),
-        (lambda: partitions.quotient_remainder(0, 1), r"n \(0\) must be at least 1"),
-        (lambda: partitions.quotient_remainder(10, 11), r"m \(11\) must be in \[1, 10\]"),
-        (
-            lambda: partitions.generalized_quotient_remainder(10, [3, 3]),
-            r"the product of sizes \(3, 3\) \(9\) must be >= n \(10\)",
-        ),
-        (lambda: partitions.generalized_quotient_remainder(1, []), r"the product of sizes \(\)"),
-        (lambda: partitions.generalized_quotient_remainder(4, [4, 0]), r"sizes\[1\] \(0\) must be at least 1"),
-        (
-            lambda: partitions.generalized_quotient_remainder(4, [2**40] * 3),
-            r"stride \(\d+\) must be .* < 2\*\*63",
-        ),
-        (lambda: partitions.chinese_remainder(10, [2, 3]), r"the product of sizes \(2, 3\) \(6\)"),
-        (lambda: partitions.chinese_remainder(10, [5, 4, 6]), r"sizes \(5, 4, 6\) .* gcd\(4, 6\) = 2"),
-        (lambda: partitions.overlapping_quotient_remainder(10, [3, 3]), r"the product of sizes \(3, 3\)"),
-        (lambda: partitions.is_complementary([Partition(1, 2)], 0), r"n \(0\) must be at least 1"),
+        (lambda: partitions.naive(0), ValueError, r"n \(0\) must be at least 1"),
+        (lambda: partitions.naive(10.0), TypeError, r"n \(10\.0\) must be an integer"),
+        (lambda: partitions.hashing(10, 0), ValueError, r"m \(0\) must be in \[1, 10\]"),
+        (lambda: partitions.hashing(10, True), TypeError, r"m \(True\) must be an integer"),
+        (lambda: partitions.quotient_remainder(10, 11), ValueError, r"m \(11\) must be in \[1, 10\]"),
+        (lambda: digits(10, [3, 3]), ValueError, r"the product of sizes \(3, 3\) \(9\) must be >= n \(10\)"),
+        (lambda: digits(1, []), ValueError, r"the product of sizes \(\)"),
+        (lambda: digits(4, [4, 0]), ValueError, r"sizes\[1\] \(0\) must be at least 1"),
+        (lambda: digits(4, [2**40] * 3), ValueError, r"stride \(\d+\) must be .* < 2\*\*63"),
+        (lambda: partitions.chinese_remainder(6, [2, 3.0]), TypeError, r"sizes\[1\] \(3\.0\) must be"),
+        (lambda: partitions.chinese_remainder(10, [5, 4, 6]), ValueError, r"sizes \(5, 4, 6\) .* gcd\(4, 6\) = 2"),
+        (lambda: partitions.overlapping_quotient_remainder(10, [3, 3]), ValueError, r"the product of sizes \(3, 3\)"),
+        (lambda: partitions.is_complementary([Partition(1, 2)], 0), ValueError, r"n \(0\) must be at least 1"),
         (
             lambda: partitions.is_complementary([Partition(1, 9), ExplicitPartition([0, 1])], 3),
+            ValueError,
             r"parts\[1\] maps 2 ids; an ExplicitPartition must map n \(3\)",
         ),
     ],
 )
-def test_value_errors(call: Callable[[], object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: partitions.naive(10.0), r"n \(10\.0\) must be an integer"),  # type: ignore[arg-type]
-        (lambda: partitions.hashing(10, True), r"m \(True\) must be an integer"),
-        (lambda: partitions.chinese_remainder(6, [2, 3.0]), r"sizes\[1\] \(3\.0\) must be"),  # type: ignore[list-item]
-    ],
-)
-def test_type_errors(call: Callable[[], object], match: str) -> None:
-    with pytest.raises(TypeError, match=match):
+def test_families_refuse(call: Callable[[], object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         call()
 
 
 # The overlapping extension
-
-
-def test_overlapping_example_fills_three_tables_that_plain_digits_leave_empty() -> None:
-    n, sizes = 10**6, (1000, 1000, 1000)
-    ids = torch.arange(n)
-    plain = partitions.generalized_quotient_remainder(n, sizes)
-    overlapping = partitions.overlapping_quotient_remainder(n, sizes)
-    assert [len(part(ids).unique()) for part in plain] == [1000, 1000, 1]
-    assert [len(part(ids).unique()) for part in overlapping] == [1000, 1000, 1000]
-    assert partitions.is_complementary(overlapping, n)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.data())
@@ -287,13 +192,6 @@ def test_overlapping_is_complementary_and_uses_its_tables(sizes: list[int], data
         used = len(part(torch.arange(n)).unique())
         assert used == min(part.size, -(-n // part.stride))
         assert 2 * used > min(part.size, sizes[-1], n)
-
-
-@given(sizes_lists)
-def test_overlapping_is_the_plain_family_when_nothing_is_spare(sizes: list[int]) -> None:
-    n = math.prod(sizes)
-    plain = partitions.generalized_quotient_remainder(n, sizes)
-    assert partitions.overlapping_quotient_remainder(n, sizes) == plain
 
 
 @given(st.integers(1, 2**62), st.integers(1, 8), st.integers(0, 10**6))
@@ -316,12 +214,7 @@ def test_is_complementary_against_the_definition(n: int, data: st.DataObject) ->
     strides = st.integers(1, 6)
     closed = st.builds(Partition, strides, st.integers(1, 6) | st.sampled_from([2**33, 2**62]))
     parts = data.draw(st.lists(explicit | closed, min_size=1, max_size=4))
-    assert partitions.is_complementary(parts, n) == complementary_by_definition(parts, n)
-
-
-def test_no_partition_tells_one_category_apart() -> None:
-    assert partitions.is_complementary([], 1)
-    assert not partitions.is_complementary([], 2)
+    assert partitions.is_complementary(parts, n) == definition_1(parts, n)
 
 
 def test_keys_past_int64_are_ranked_first() -> None:
@@ -340,10 +233,3 @@ def test_one_collision_among_many_is_found() -> None:
     spread = ExplicitPartition(index * 2**40)
     assert not partitions.is_complementary([spread, Partition(10, 1), Partition(n, 2)], n)
     assert partitions.is_complementary([spread, Partition(10, 100)], n)
-
-
-def test_is_complementary_for_ten_million_ids() -> None:
-    n = 10**7
-    assert partitions.is_complementary(partitions.quotient_remainder(n, 3163), n)
-    assert partitions.is_complementary(partitions.overlapping_quotient_remainder(n, (1000, 1000, 1000)), n)
-    assert not partitions.is_complementary([Partition(1, 3164), Partition(1, 3162)], n)

@@ -6,20 +6,10 @@ import torch
 
 from quorem.planner.budget import parse_bytes, show_bytes
 
+SIZES = {"512MB": 512 * 10**6, "2GiB": 2**31, "1.5 kB": 1500, "7": 7, "7B": 7, "0.1TB": 10**11, " 3mb ": 3 * 10**6}
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("512MB", 512 * 10**6),
-        ("2GiB", 2**31),
-        ("1.5 kB", 1500),
-        ("7", 7),
-        ("7B", 7),
-        ("0.1TB", 10**11),
-        (" 3mb ", 3 * 10**6),
-        (np.int64(7), 7),
-    ],
-)
+
+@pytest.mark.parametrize(("text", "size"), [*SIZES.items(), (np.int64(7), 7)])
 def test_budgets(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
@@ -40,11 +30,5 @@ def test_budgets_of_the_wrong_kind() -> None:
 
 
 def test_sizes_for_people() -> None:
-    assert [show_bytes(n) for n in (0, 999, 1000, 999_999, 1_500_000, 10**12)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "1 MB",
-        "1.5 MB",
-        "1 TB",
-    ]
+    shown = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_999: "1 MB", 1_500_000: "1.5 MB", 10**12: "1 TB"}
+    assert {size: show_bytes(size) for size in shown} == shown

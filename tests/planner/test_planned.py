@@ -12,7 +12,7 @@ def test_a_plan_is_a_mapping_that_prints_and_saves() -> None:
     planned = plan(SMALL, "5MB", optimizer="adam")
     assert list(planned) == ["a", "b", "c", "d", "e"] and len(planned) == 5 and planned["d"] == Full()
     lines = str(planned).splitlines()
-    assert lines[0].split() == ["table", "ids", "D", "before", "after", "state", "scheme", "why"]
+    assert lines[0].split() == ["table", "ids", "D", "before", "after", "state", "scheme"]
     assert lines[1].startswith("a ") and lines[-1].startswith("total") and "of 5 MB" in lines[-1]
     assert repr(planned).startswith("Plan(5 tables,")
     assert Plan.from_json(planned.to_json()) == planned

@@ -13,10 +13,10 @@ from foreign_model import KINDS, batch, trained
 from oracles import fill_
 from typer.testing import CliRunner
 
-from quorem import QR, EmbeddingCollection, HotCold, Table, export, quantize_, save
+from quorem import QR, EmbeddingCollection, Full, HotCold, Table, export, quantize_, save
 from quorem.cli import app
 from quorem.models import DLRM
-from quorem.serving.named import export_named
+from quorem.serving.export import export_named
 
 N, D = 60, 8
 FRESH = """
@@ -83,31 +83,23 @@ def test_anyones_model(kind: str, tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("features", [3, 6, 7])
-def test_a_jagged_collection_keeps_every_row(features: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("features", "bits", "in_network"), [(3, 0, False), (6, 8, False), (7, 0, False), (3, 8, True)]
+)
+def test_jagged_bags_keep_every_row(features: int, bits: int, in_network: bool, tmp_path: Path) -> None:
     """The batch size is computed from the length of the offsets, and must not be rounded down."""
-    tables = [Table(f"table {i}", N, D, QR(4)) for i in range(features)]
+    schemes = [QR(4), HotCold(5, cold=QR(4), num_rest=9), Full()]
+    tables = [Table(f"table {i}", N, D, schemes[i % 3]) for i in range(features)]
     module = fill_(EmbeddingCollection(tables, mode="sum"))
-    export_named(module, tmp_path / "model.pt2", format="aot-inductor", jagged=True)
-    model = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
-    for rows in (1, 2, 3, 5, 6, 7, 11, 49):
-        offsets = torch.arange(0, 2 * features * rows + 1, 2)
-        ids = torch.randint(0, N, (int(offsets[-1]),))
-        torch.testing.assert_close(model(ids, offsets)["vectors"], module(ids, offsets).detach())
-
-
-@needs_compiler
-@pytest.mark.parametrize("bits", [0, 8])
-def test_a_jagged_network_keeps_every_row(bits: int, tmp_path: Path) -> None:
-    tables = [Table("user", N, D, QR(4)), Table("item", N, D, HotCold(5, cold=QR(4), num_rest=9)), Table("day", 7, D)]
-    embeddings = fill_(EmbeddingCollection(tables, mode="mean"))
-    model = DLRM(quantize_(embeddings, bits) if bits else embeddings, num_dense=3, bottom=(8,), top=(6,))
+    module = quantize_(module, bits) if bits else module
+    model = DLRM(module, num_dense=3, bottom=(8,), top=(6,)) if in_network else module
     export_named(model, tmp_path / "model.pt2", format="aot-inductor", jagged=True)
     package = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
-    for rows in (1, 2, 3, 11):
-        offsets, dense = torch.arange(0, 2 * 3 * rows + 1, 2), torch.rand(rows, 3)
-        ids = torch.randint(0, 7, (int(offsets[-1]),))
-        torch.testing.assert_close(package(dense, ids, offsets)["logits"], model(dense, ids, offsets).detach())
+    for rows in (1, 2, 3, 5, 6, 7, 11, 49):
+        offsets = torch.arange(0, 2 * features * rows + 1, 2)
+        inputs = (torch.rand(rows, 3),) * in_network + (torch.randint(0, N, (int(offsets[-1]),)), offsets)
+        output = package(*inputs)["logits" if in_network else "vectors"]
+        torch.testing.assert_close(output, model(*inputs).detach())
 
 
 def test_a_name_that_the_loader_would_refuse(tmp_path: Path) -> None:

@@ -8,16 +8,15 @@ import pytest
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
-import torch
 from hot_cold_cases import hot_and_cold
-from oracles import CASES, N, fill_
 from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
-from quorem.serving.inspection import inspect, num_distinct
+from quorem.paper.partitions import ExplicitPartition
+from quorem.serving.inspection import inspect
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 from quorem.training.model import data_identity
@@ -50,18 +49,14 @@ def test_a_run(folder: Path) -> None:
     facts = json.loads(shown(folder / "run", "--json", "--verify"))
     assert facts["kind"] == "run" and facts["verified"] and facts["data"] == data_identity(Prepared(folder / "log"))
     user, item = facts["tables"]
-    model, counts = quorem.load(folder / "run").model, Prepared(folder / "log").frequencies("user")
-    total, n = counts.sum(), len(counts)
-    assert user["traffic"]["hot"] == pytest.approx(counts[:5].sum() / total)
-    assert user["traffic"]["rest"] == pytest.approx(counts[n - 8 :].sum() / total)
-    assert sum(user["traffic"].values()) == pytest.approx(1) and item["traffic"] is None
-    assert user["distinct_ids"] == n - 7 and item["unique"] == 1 and user["unique"] == (n - 7) / n
+    model, n = quorem.load(folder / "run").model, len(Prepared(folder / "log").frequencies("user"))
+    assert (user["ids"], item["scheme"]) == (n, "Full()")
     stored = sum(t["bytes_in_memory"] for t in facts["tables"])
-    assert stored == model.embeddings.stored.nbytes == sum(t["bytes_on_disk"] for t in facts["tables"])
+    assert stored == model.embeddings.stored.nbytes
     assert user["compression"] == n * 16 * 4 / user["bytes_in_memory"]
     assert facts["bytes_on_disk"] == sum(p.stat().st_size for p in (folder / "run").rglob("*") if p.is_file())
     text = shown(folder / "run")
-    assert "HotCold(num_hot=5" in text and "log loss" in text and "hot/cold/rest %" in text
+    assert "HotCold(num_hot=5" in text and "log loss" in text
 
 
 @pytest.mark.parametrize("bits", [0, 8])
@@ -74,27 +69,17 @@ def test_a_file_with_lists_maps_pools_and_networks(bits: int, tmp_path: Path) ->
     networks = sum(p.nbytes for name, p in module.named_parameters() if name != "stored")
     lists = sum(ids.nbytes for ranks in module.ranks_of if ranks is not None for ids in ranks)
     memory = sum(t["bytes_in_memory"] for t in [*facts["tables"], *facts["pools"]])
-    maps = sum(t["map_bytes"] for t in facts["tables"]) - lists
+    maps = sum(p.index.nbytes for spec in module.specs for p in spec.partitions if isinstance(p, ExplicitPartition))
     assert memory == module.stored.nbytes + networks + lists + maps and maps > 0
     by_name = {t["name"]: t for t in facts["tables"]}
-    assert by_name["map"]["distinct_ids"] == 6 + 7 and by_name["both"]["features"] == ["clicked", "seen"]
+    assert by_name["both"]["features"] == ["clicked", "seen"]
     assert {t["bits"] for t in facts["tables"]} == {bits or 32}
     assert "pool pool: " in shown(tmp_path / "tables.quorem")
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "feature" not in case and "path" not in case])
-def test_distinct_ids_are_those_of_the_vectors(case: str) -> None:
-    module = fill_(quorem.Embedding(N, 12, CASES[case], dtype=torch.float64))
-    assert num_distinct(module.specs[0]) == N - module.num_duplicates()
-
-
-def test_data_and_a_model_beside_them(folder: Path, tmp_path: Path) -> None:
+def test_data(folder: Path) -> None:
     facts = json.loads(shown(folder / "log", "--json", "--verify"))
     assert (facts["kind"], facts["rows"], [f["ids"] for f in facts["features"]]) == ("data", ROWS, [50, 32])
-    quorem.save(quorem.load(folder / "run").model, tmp_path / "model.quorem")
-    assert json.loads(shown(tmp_path / "model.quorem", "--json"))["tables"][0]["traffic"] is None
-    with_data = json.loads(shown(tmp_path / "model.quorem", "--data", folder / "log", "--json"))
-    assert with_data["tables"][0]["traffic"] == inspect(folder / "run")["tables"][0]["traffic"]
 
 
 def test_damage_and_strangers_are_named(folder: Path, tmp_path: Path) -> None:

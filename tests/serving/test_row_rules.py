@@ -2,10 +2,7 @@
 
 import csv
 import importlib.util
-import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +25,7 @@ from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.paper.hashing import hash_strings
 from quorem.serving.predict import predict
-from quorem.serving.row_rules import row_rules, write_row_rules
-from quorem.serving.scorer import Scorer
+from quorem.serving.scorer import Scorer, write_row_rules
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 from quorem.training.model import data_identity
@@ -70,7 +66,6 @@ def visits_run(folder: Path, config: PrepareConfig, bags: bool = True) -> Path:
 
 
 def small_run(data: Prepared, folder: Path, **options: Any) -> Path:
-    options.setdefault("scheme", quorem.GeneralizedQR(4) if data.has_raw_ids else quorem.QR(4))
     config = RunConfig(data=data_identity(data), embedding_dim=4, hidden=(8,), bottom=(8,), **options)
     train(config, data, folder / "run")
     return folder / "run"
@@ -83,7 +78,7 @@ def inputs_of_predict(run: Path, file: Path, unknown: str) -> dict[str, np.ndarr
     scorer.logits_of_rows = lambda batch: batches.append(batch) or logits_of_rows(batch)
     predict(scorer, file, run / "scores.csv")
     names = ("dense", "ids", "offsets")
-    tensors = (batches[0].dense, *batches[0].embedding_inputs(scorer.encoding.categorical))
+    tensors = (batches[0].dense, *batches[0].embedding_inputs(scorer.encoding.meta.columns.categorical))
     return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=False)}
 
 
@@ -94,28 +89,19 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 def assert_same_inputs(run: Path, file: Path, unknown: str = "error") -> None:
     scorer = Scorer(run)
-    write_row_rules(run / "rules.json", scorer, jagged=bool(scorer.encoding.bags))
+    write_row_rules(run / "rules.json", scorer, jagged=bool(scorer.encoding.meta.columns.bags))
     inputs = encode_row.encode(encode_row.read_rules(run / "rules.json"), rows_of(file), unknown)
     expected = inputs_of_predict(run, file, unknown)
     assert inputs.keys() == expected.keys()
     assert inputs["dense"].dtype == np.float32 and inputs["ids"].dtype == np.int64
+    inputs["dense"], expected["dense"] = inputs["dense"].view(np.int32), expected["dense"].view(np.int32)  # every bit
     for name, array in expected.items():
-        assert inputs[name].shape == array.shape, name
-        is_dense = name == "dense"
-        np.testing.assert_array_equal(
-            inputs[name].view(np.int32) if is_dense else inputs[name], array.view(np.int32) if is_dense else array, name
-        )
+        np.testing.assert_array_equal(inputs[name], array, name)
 
 
 @pytest.mark.parametrize("bags", [True, False])
 @pytest.mark.parametrize(
-    ("config", "unknown"),
-    [
-        (PrepareConfig(vocabulary="train"), "error"),
-        (PrepareConfig(transform="log"), "missing"),
-        (PrepareConfig(ids="raw", transform="none"), "error"),
-    ],
-    ids=["train", "all", "raw"],
+    ("config", "unknown"), [(PrepareConfig(vocabulary="train"), "error"), (PrepareConfig(transform="log"), "missing")]
 )
 def test_plain_python_makes_the_inputs_of_predict(
     config: PrepareConfig, unknown: str, bags: bool, tmp_path: Path
@@ -148,23 +134,15 @@ def test_exported_scores_are_those_of_predict(tmp_path: Path) -> None:
 
 
 def test_rows_of_json_are_those_of_text(tmp_path: Path) -> None:
-    scorer = Scorer(visits_run(tmp_path, PrepareConfig()))
-    (tmp_path / "rules.json").write_text(json.dumps(row_rules(scorer, jagged=True)))
+    write_row_rules(tmp_path / "rules.json", Scorer(visits_run(tmp_path, PrepareConfig())), jagged=True)
     rules = encode_row.read_rules(tmp_path / "rules.json")
     text = {"age": "41", "income": "", "score": "0.5", "city": "7", "member": "NA", "tags": "sport|C++"}
     values = {"age": 41, "income": None, "score": 0.5, "city": 7.0, "member": float("nan"), "tags": ["sport", "C++"]}
     expected = encode_row.encode(rules, [text])
     for name, array in encode_row.encode(rules, [values]).items():
         np.testing.assert_array_equal(array, expected[name])
-    for change, message in [
-        ({"age": "old"}, r"age \('old'\) must be a number"),
-        ({"city": ["7"]}, r"city \(\['7'\]\) must be one value"),
-        ({"city": "Atlantis"}, r"city \('Atlantis'\) is not in the vocabulary"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            encode_row.encode(rules, [text | change])
-    with pytest.raises(ValueError, match="the row has no column age"):
-        encode_row.encode(rules, [{}])
+    with pytest.raises(ValueError, match=r"city \(\['7'\]\) must be one value"):  # test_serve_example has others
+        encode_row.encode(rules, [text | {"city": ["7"]}])
 
 
 def test_unknown_values_follow_the_policy_of_their_table(tmp_path: Path) -> None:
@@ -184,11 +162,3 @@ def test_strings_hash_as_in_quorem() -> None:
     strings = ["é" * length for length in range(70)]
     hashes = [encode_row.signed(encode_row.xxh64(string.encode())) for string in strings]
     assert torch.equal(torch.tensor(hashes), hash_strings(strings))
-
-
-def test_it_needs_neither_torch_nor_quorem() -> None:
-    lines = [
-        f"import runpy, sys; runpy.run_path({str(EXAMPLE)!r})",
-        "assert not {'torch', 'quorem'} & set(sys.modules)",
-    ]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

@@ -1,8 +1,5 @@
 """Checkpoints: whole or absent, checked, and kept in number; ``test_damaged_files`` damages the format everywhere."""
 
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from quorem.files import tensors as tensor_file
 from quorem.training import checkpoint
-from quorem.training.checkpoint import CorruptCheckpointError, Progress
+from quorem.training.checkpoint import Progress
 from quorem.training.loop import train
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "empty": torch.empty(0, 4)}
@@ -27,9 +24,8 @@ def test_what_was_saved_is_loaded(tmp_path):
     read, tensors = checkpoint.load(checkpoint.save(tmp_path, progress, TENSORS))
     assert read == progress
     assert tensors.keys() == TENSORS.keys()
-    assert all(
-        torch.equal(tensors[name], TENSORS[name]) and tensors[name].dtype == TENSORS[name].dtype for name in tensors
-    )
+    for name, tensor in TENSORS.items():
+        assert torch.equal(tensors[name], tensor) and tensors[name].dtype == tensor.dtype, name
 
 
 def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
@@ -48,42 +44,37 @@ def test_other_readers_of_the_format_read_it(tmp_path):
         assert torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype, name
 
 
-def damage(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    if how == "cut":
-        path.write_bytes(data[:-5])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "flipped":
-        at = data.rindex(TENSORS["a"].numpy().tobytes())
-        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    elif how == "text":
-        path.write_text("not a checkpoint")
-    elif how == "dtype":
-        path.write_bytes(data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
-    elif how == "header":
-        path.write_bytes(data.replace(b"step", b"stop", 1))
+def flip(data: bytes) -> bytes:
+    start = data.rindex(TENSORS["a"].numpy().tobytes())
+    return data[:start] + bytes([data[start] ^ 1]) + data[start + 1 :]
 
 
-HOWS = ["cut", "empty", "flipped", "text", "header", "dtype"]
+DAMAGES = {
+    "cut": lambda data: data[:-5],
+    "empty": lambda data: b"",
+    "flipped": flip,
+    "text": lambda data: b"not a checkpoint",
+    "dtype": lambda data: data.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1),
+    "shape": lambda data: data.replace(b'"shape":[2,3]', b'"shape":[3,2]', 1),
+    "header": lambda data: data.replace(b"step", b"stop", 1),
+}
 
 
 @pytest.mark.parametrize("name", ["other", "quorem-checkpoint-1"])  # the second was an earlier version's
 def test_a_file_of_another_format_is_told(name, tmp_path):
     save_file(TENSORS, tmp_path / "step-1.safetensors", {"format": name, "step": "1", "meta": "{}"})
-    with pytest.raises(CorruptCheckpointError, match=f"it says '{name}' and must say 'quorem-checkpoint'"):
+    with pytest.raises(ValueError, match=f"it says '{name}' and must say 'quorem-checkpoint'"):
         checkpoint.load(tmp_path / "step-1.safetensors")
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", DAMAGES)
 def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
-    checkpoint.save(tmp_path, after(1), TENSORS)
-    damage(checkpoint.save(tmp_path, after(2), TENSORS), how)
-    with pytest.warns(UserWarning, match="is (cut off|damaged).*; the one before it is taken"):
-        last = checkpoint.latest(tmp_path)
-    assert last is not None and last.progress.step == 1
-    damage(tmp_path / "step-000000000001.safetensors", how)
-    with pytest.warns(UserWarning), pytest.raises(CorruptCheckpointError, match="no checkpoint is whole"):
+    before, last = (checkpoint.save(tmp_path, after(step), TENSORS) for step in (1, 2))
+    last.write_bytes(DAMAGES[how](last.read_bytes()))
+    with pytest.warns(UserWarning, match="is damaged.*; the one before it is taken"):
+        assert checkpoint.latest(tmp_path).progress.step == 1
+    before.write_bytes(DAMAGES[how](before.read_bytes()))
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="no checkpoint is whole"):
         checkpoint.latest(tmp_path)
 
 
@@ -91,30 +82,12 @@ def test_no_checkpoint_is_not_an_error(tmp_path):
     assert checkpoint.latest(tmp_path / "absent") is None
 
 
-def test_a_full_disk_keeps_the_earlier_checkpoint():
-    folder = Path(tempfile.mkdtemp())
-    try:
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True
-        )
-        if mounted.returncode:
-            pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
-        checkpoint.save(folder, after(1), TENSORS)
-        with pytest.raises(OSError, match=r"disk full: 4,000,\d{3} bytes are needed and .* are free"):
-            checkpoint.save(folder, after(2), {"large": torch.ones(1_000_000)})
-        assert checkpoint.latest(folder).progress.step == 1
-        assert [path.name for path in folder.iterdir()] == ["step-000000000001.safetensors"]
-    finally:
-        subprocess.run(["umount", folder], capture_output=True)
-        shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("values", [{}, {"config": "{}", "step": None}, {"config": "{}", "seconds": "long"}])
 def test_values_that_a_checkpoint_must_have(values: dict, tmp_path: Path) -> None:
     """As a file that was edited by hand lacks them, its checksums made to fit."""
     path = tmp_path / "step-1.safetensors"
     tensor_file.write_tensors(path, checkpoint.KIND, TENSORS, values)
-    with pytest.raises(CorruptCheckpointError, match=r"step-1.safetensors is damaged: .* (is missing|must be)"):
+    with pytest.raises(ValueError, match=r"step-1.safetensors is damaged: .* (is missing|must be)"):
         checkpoint.load(path)
 
 

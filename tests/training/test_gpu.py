@@ -71,8 +71,7 @@ def test_runs_side_by_side_are_each_what_it_is_alone(log, tmp_path, deterministi
         assert_same_model(tmp_path / f"alone{k}", tmp_path / f"together{k}")
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_lower_precision_learns(log, precision):
-    exact, rough = (train(small_run(log, precision=p), log, device="cuda")["test"] for p in ("float32", precision))
+def test_lower_precision_learns(log):
+    exact, rough = (train(small_run(log, precision=p), log, device="cuda")["test"] for p in ("float32", "bfloat16"))
     assert rough != exact
     assert rough["log_loss"] < 1.1 * guess(log)

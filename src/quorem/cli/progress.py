@@ -3,13 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..experiments.sweep import Sweep
-from ..training.config import RunConfig
-from ..training.loop import Status
+if TYPE_CHECKING:  # loads torch
+    from ..data.folder import Progress as Report
+    from ..experiments.sweep import Sweep
+    from ..training.config import RunConfig
+    from ..training.loop import Status
 
 LINE_SECONDS = 10.0  # between two lines, where there is no terminal
 SURVEY_SECONDS = 2.0  # between two looks at the folder of a sweep
@@ -41,32 +44,37 @@ def bars(console: Console) -> Iterator[Show]:
 
 
 def _lines(console: Console) -> Show:
-    """A function that prints a line at intervals, with the time that is left."""
-    began: dict[str, tuple[float, float]] = {}  # when the first report came, and what was done by then
+    """A function that prints a line at intervals."""
     printed: dict[str, float] = {}
     lines: dict[str, str] = {}
 
     def print_line(name: str, done: float, text: str) -> None:
-        now = time.monotonic()
-        start, done_before = began.setdefault(name, (now, done))
-        line = f"{name}: {done:.0%}, {text}"
-        if (now - printed.setdefault(name, now) < LINE_SECONDS and done < 1) or line == lines.get(name):
-            return
-        printed[name], lines[name] = now, line
-        if done_before < done < 1:
-            left = int((now - start) / (done - done_before) * (1 - done))
-            line += f", {left // 60}:{left % 60:02} left"
-        console.print(line, soft_wrap=True)
+        now, line = time.monotonic(), f"{name}: {done:.0%}, {text}"
+        if (now - printed.setdefault(name, now) >= LINE_SECONDS or done >= 1) and line != lines.get(name):
+            printed[name], lines[name] = now, line
+            console.print(line, soft_wrap=True)
 
     return print_line
 
 
 @contextmanager
-def watching(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Callable[[Status], None]]:
+def stages(console: Console) -> Iterator["Report"]:
+    """Show the stages of work on rows until the block ends; yields the function that takes their reports."""
+    with bars(console) as show:
+
+        def report(stage: str, done: float, rows: int) -> None:
+            counted = round(done * rows) if stage in ("number", "write") else rows  # other stages do not know the total
+            show(stage, done, f"{counted:,} rows")
+
+        yield report
+
+
+@contextmanager
+def watching(console: Console, names: "Mapping[RunConfig, str]") -> Iterator[Callable[["Status"], None]]:
     """Show the progress of runs, by their names, until the block ends; yields the function that takes their reports."""
     with bars(console) as show:
 
-        def report(status: Status) -> None:
+        def report(status: "Status") -> None:
             text = f"step {status.step:,} of {status.steps:,}, {status.rows_per_second:,.0f} rows/s"
             text += "" if status.loss is None else f", loss {status.loss:.4f}"
             show(names[status.config], status.step / status.steps, text)
@@ -75,7 +83,7 @@ def watching(console: Console, names: Mapping[RunConfig, str]) -> Iterator[Calla
 
 
 @contextmanager
-def watching_sweep(console: Console, sweep: Sweep) -> Iterator[Callable[[], None]]:
+def watching_sweep(console: Console, sweep: "Sweep") -> Iterator[Callable[[], None]]:
     """Show how many runs of a sweep are done until the block ends; yields the ``report`` argument of ``sweep.run``.
 
     The counts come from the folder, and include the runs of other processes.

@@ -4,7 +4,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -30,20 +29,6 @@ def print_table(console: Console, rows: Sequence[Mapping[str, str]], *left: str)
 
 
 def command(*arguments: object) -> str:
-    """A command of this program, quoted for a shell."""
-    return f"{program()} {shlex.join(map(str, arguments))}"
-
-
-def program() -> str:
-    """The command that runs this program again: ``quorem`` if that is the same program on the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "quorem":
-        return shlex.join([_short(Path(sys.executable)), "-m", "quorem"])
-    on_path = shutil.which("quorem")
-    return "quorem" if on_path and Path(on_path).resolve() == called.resolve() else shlex.quote(_short(called))
-
-
-def _short(path: Path) -> str:
-    """The path relative to the current folder, if it is inside."""
-    path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    """A command of this program, quoted for a shell: ``quorem`` if that is on the PATH, else this Python's module."""
+    program = ["quorem"] if shutil.which("quorem") else [sys.executable, "-m", "quorem"]
+    return shlex.join([*program, *map(str, arguments)])

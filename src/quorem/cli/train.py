@@ -2,112 +2,91 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Option
 
 from ..optimizer_names import Optimizer, StateDtype
 from .options import Data, Device, Threads, integers
 
 commands = typer.Typer()
+Unknown = Literal["error", "rest", "hash"]
+RowDtype = Literal["float32", "bfloat16", "float16"]
 
 
 @commands.command(epilog="Example: quorem train --data data/log --out runs/first --budget 2MB")
 def train(
     context: typer.Context,
     data: Data,
-    out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")],
+    out: Annotated[Path, Option(help="Folder of the run; one that was interrupted goes on.")],
     scheme: Annotated[
-        str | None,
-        typer.Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON; by default mult."),
+        str | None, Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON; by default mult.")
     ] = None,
     collisions: Annotated[
-        int | None, typer.Option(min=1, help="Ids that share a row, for a scheme given by name; by default 4.")
+        int | None, Option(min=1, help="Ids that share a row, for a named scheme; default 4.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Compress tables even where that does not shrink them, as the paper does.")
-    ] = False,
-    threshold: Annotated[int, typer.Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
+    threshold: Annotated[int, Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
     budget: Annotated[
-        str | None,
-        typer.Option(help="Instead of a scheme: bytes of all tables with their state, such as 2MB; plans by counts."),
+        str | None, Option(help="Instead of a scheme: bytes of all tables with their state, such as 2MB.")
     ] = None,
     plan: Annotated[
-        str | None, typer.Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
+        str | None, Option(help="Instead of a scheme: the file that quorem plan wrote, or JSON of its schemes.")
     ] = None,
-    bits: Annotated[
-        Literal["8", "4"] | None,
-        typer.Option(help="Store the rows in 8 or 4 bits a number once trained; by default as the plan says."),
-    ] = None,
-    row_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Dtype of the rows in training; by default the plan's, else float32."),
-    ] = None,
-    state_dtype: Annotated[
-        StateDtype | None,
-        typer.Option(help="Dtype of Adagrad's state for the rows; by default the plan's, else float32."),
-    ] = None,
+    bits: Annotated[Literal["8", "4"] | None, Option(help="Store the rows in so many bits once trained.")] = None,
+    row_dtype: Annotated[RowDtype | None, Option(help="Of rows in training; by default the plan's or float32.")] = None,
+    state_dtype: Annotated[StateDtype | None, Option(help="Of Adagrad's state for the rows; likewise.")] = None,
     unknown: Annotated[
-        Literal["error", "rest", "hash"],
-        typer.Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another."),
+        Unknown, Option(help="An id that a table does not have: an error, the row of its rest, or hashed onto another.")
     ] = "error",
-    network: Annotated[str, typer.Option(help="dlrm, dcn, deepfm, or your own: my_model.py:build.")] = "dlrm",
-    preset: Annotated[Literal["text", "table1"], typer.Option(help="As the paper's text or table 1 has it.")] = "text",
-    hidden: Annotated[
-        str | None, typer.Option(help="Widths of the hidden layers, such as 512,256; of DLRM those of its top.")
-    ] = None,
-    bottom: Annotated[str | None, typer.Option(help="Widths of the hidden layers of DLRM's bottom.")] = None,
-    dim: Annotated[int, typer.Option(min=1, help="Width of a stored row.")] = 16,
-    optimizer: Annotated[Optimizer, typer.Option(help="The optimizer.")] = "adagrad",
-    lr: Annotated[float | None, typer.Option(help="Learning rate; by default torch's.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 128,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Passes over the training rows; the best by validation loss is kept.")
-    ] = 1,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many epochs without a lower validation loss.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and of the shuffle.")] = 0,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Train in a random order.")] = False,
-    precision: Annotated[Literal["float32", "tf32", "bfloat16"], typer.Option(help="Of matrix products.")] = "float32",
-    validate_every: Annotated[int | None, typer.Option(min=1, help="Steps between two validations.")] = None,
-    rows: Annotated[
-        int | None, typer.Option("--rows", "--max-rows", min=1, help="Train on the first so many rows only.")
-    ] = None,
+    network: Annotated[str, Option(help="dlrm, dcn, or your own: my_model.py:build.")] = "dlrm",
+    preset: Annotated[Literal["text", "table1"], Option(help="As the paper's text or table 1 has it.")] = "text",
+    hidden: Annotated[str | None, Option(help="Widths of hidden layers (of DLRM's top), such as 512,256.")] = None,
+    bottom: Annotated[str | None, Option(help="Widths of the hidden layers of DLRM's bottom.")] = None,
+    dim: Annotated[int, Option(min=1, help="Width of a stored row.")] = 16,
+    optimizer: Annotated[Optimizer, Option(help="The optimizer.")] = "adagrad",
+    lr: Annotated[float | None, Option(help="Learning rate; by default torch's.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Rows of a step.")] = 128,
+    epochs: Annotated[int, Option(min=1, help="Passes over the rows; the best by validation loss is kept.")] = 1,
+    patience: Annotated[int | None, Option(min=1, help="Stop after so many epochs without a lower loss.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the initial weights and of the shuffle.")] = 0,
+    shuffle: Annotated[bool, Option("--shuffle", help="Train in a random order.")] = False,
+    precision: Annotated[Literal["float32", "bfloat16"], Option(help="Of matrix products.")] = "float32",
+    validate_every: Annotated[int | None, Option(min=1, help="Steps between two validations.")] = None,
+    rows: Annotated[int | None, Option(min=1, help="Train on the first so many rows only.")] = None,
     device: Device = "auto",
     threads: Threads = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="The same bits on a GPU too.")] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Least time between two checkpoints.")] = 60,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too.")] = False,
+    deterministic: Annotated[bool, Option("--deterministic", help="The same bits on a GPU too.")] = False,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
     import torch
 
     from .. import models
     from ..data.prepared import Prepared
+    from ..experiments import planning
     from ..paper.schemes import QR
     from ..training.config import RunConfig
-    from ..training.loop import Options
     from ..training.model import data_identity
     from . import training
 
     prepared = Prepared(data)
     if budget is not None and plan is not None:
         raise ValueError("--budget makes a plan: leave out --plan")
-    if (budget or plan) is not None and (scheme is not None or collisions is not None or threshold or force):
-        raise ValueError(
-            f"{'--plan' if budget is None else '--budget'} says how tables are stored: leave out --scheme,"
-            " --collisions, --threshold and --force"
-        )
+    if (budget or plan) is not None and (scheme is not None or collisions is not None or threshold):
+        given = "--plan" if budget is None else "--budget"
+        raise ValueError(f"{given} says how tables are stored: leave out --scheme, --collisions and --threshold")
     planned = {} if plan is None else training.plan_from(plan, prepared, dim)
     if budget is not None:
-        planned = training.plan_for(budget, prepared, dim, optimizer, row_dtype, state_dtype)
+        dtypes: dict[str, Any] = {"row_dtype": row_dtype or "auto", "state_dtype": state_dtype or "auto"}
+        made = planning.plan(prepared, budget, dim, optimizer=optimizer, **dtypes)
+        training.say(str(made))
+        planned = planning.options_of(made)
     named_alike = {
         field.name: context.params[field.name] for field in fields(RunConfig) if field.name in context.params
     }
     others = {
         "data": data_identity(prepared),
-        "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),
+        "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4),
         "plan": planned.get("plan"),
         "bits": planned.get("bits") if bits is None else int(bits),
         "row_dtype": row_dtype or planned.get("row_dtype", "float32"),
@@ -118,8 +97,6 @@ def train(
         "embedding_dim": dim,
         "max_rows": rows,
     }
-    config = RunConfig(**{**named_alike, **others})
-    options = Options(checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
     if deterministic:
         torch.use_deterministic_algorithms(True)
-    training.run(config, prepared, out, device, options)
+    training.run(RunConfig(**{**named_alike, **others}), prepared, out, device)

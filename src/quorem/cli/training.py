@@ -2,19 +2,14 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..data.prepared import Prepared
 from ..experiments import planning, words
 from ..experiments.figures import Conditions, Dataset
 from ..files import atomic as files
 from ..modules.collection import EmbeddingCollection
-from ..ops import cpu
-from ..optimizer_names import Optimizer, StateDtype
 from ..paper import schemes
 from ..paper.schemes import Scheme
 from ..planner import Plan
@@ -27,16 +22,8 @@ from .progress import watching
 from .terminal import command, terminal
 
 
-def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
-    """The scheme for the paper's name of a method, or from JSON.
-
-    Args:
-        text: name or JSON.
-        num_collisions: number of ids that share a row; only used with a name.
-        force: compress a table even if that does not shrink it, as the paper does; only used with a name.
-
-    Raises:
-        ValueError: if it is neither a name nor the JSON of a scheme.
+def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
+    """The scheme for the paper's name of a method, with so many collisions; or from JSON.
 
     >>> scheme_from("hash", 60), scheme_from('{"scheme": "Full"}')
     (Hash(num_collisions=60), Full())
@@ -47,19 +34,13 @@ def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> S
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"scheme ({text}) must be the JSON of a scheme: {error}") from None
     if text not in PAPER_METHODS:
-        known = ", ".join(map(repr, PAPER_METHODS))
-        raise ValueError(
-            f"scheme ({text!r}) must be one of {known}, or JSON such as '{schemes.to_json(schemes.QR(4))}'"
-        )
-    return scheme_of(text, num_collisions, force=force)
+        known, example = ", ".join(map(repr, PAPER_METHODS)), schemes.to_json(schemes.QR(4))
+        raise ValueError(f"scheme ({text!r}) must be one of {known}, or JSON such as '{example}'")
+    return scheme_of(text, num_collisions, force=False)
 
 
 def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Any]:
-    """The options of ``RunConfig`` that a plan determines, from a file of ``quorem plan`` or from JSON of schemes.
-
-    Raises:
-        ValueError: if it is neither, or its tables do not fit the data and ``embedding_dim``.
-    """
+    """The options of ``RunConfig`` that a plan determines, from a file of ``quorem plan`` or from JSON of schemes."""
     if not text.lstrip().startswith("{"):
         text = files.read(Path(text))
     try:
@@ -85,49 +66,36 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, An
     return planning.options_of(plan)
 
 
-def plan_for(
-    budget: str,
-    prepared: Prepared,
-    embedding_dim: int,
-    optimizer: Optimizer,
-    row_dtype: str | None,
-    state_dtype: StateDtype | None,
-) -> dict[str, Any]:
-    """The options of ``RunConfig`` of the plan that ``quorem plan`` would make; prints the plan."""
-    dtypes = planning.TRIED_DTYPES if row_dtype is None else (getattr(torch, row_dtype),)
-    planned = planning.plan(
-        prepared, budget, embedding_dim, optimizer=optimizer, dtypes=dtypes, state_dtype=state_dtype or "auto"
-    )
+def say(text: str) -> None:
+    """Print, if this is the first of the processes that ``torchrun`` has started, or the only one."""
     if os.environ.get("RANK", "0") == "0":
-        terminal().print(str(planned), soft_wrap=True, markup=False, highlight=False)
-    return planning.options_of(planned)
+        terminal().print(text, soft_wrap=True)
 
 
-def run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options) -> None:
+def run(config: RunConfig, prepared: Prepared, out: Path, device: str) -> None:
     """Train one run, show progress and print the results; continues an interrupted run in ``out``.
 
     The processes that ``torchrun`` has started train it together; only the first writes to the folder and the terminal.
     """
     if (out / "result.json").exists():
         if os.environ.get("RANK", "0") == "0":
-            _run(config, prepared, out, device, options)
+            _run(config, prepared, out, device)
         return
     with process_group(device) as own_device:
         if is_first():
-            _run(config, prepared, out, own_device, options)
+            _run(config, prepared, out, own_device)
         else:
             with stop_on_signal() as stop:
                 train(config, prepared, out, device=own_device, stop=stop)
 
 
-def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options) -> None:
+def _run(config: RunConfig, prepared: Prepared, out: Path, device: str) -> None:
     finished, console = (out / "result.json").exists(), terminal()
     for line in header(config, prepared, device):
         console.print(line, soft_wrap=True)
-    compiled_before = cpu.compile_seconds()
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
         try:
-            result = train(config, prepared, out, device=device, options=replace(options, report=report), stop=stop)
+            result = train(config, prepared, out, device=device, options=Options(report=report), stop=stop)
         except KeyboardInterrupt:
             message = f"interrupted; the same command goes on from the checkpoint in {out}"
             raise KeyboardInterrupt(message) from None
@@ -141,38 +109,26 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options:
         text = "log loss {log_loss:.5f}, AUC {auc:.5f}, accuracy {accuracy:.4f}, calibration {calibration:.4f}"
         console.print(f"{split}: {text.format(**result[split])}", soft_wrap=True)
     if not finished:
-        compiling = cpu.compile_seconds() - compiled_before
-        text = f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s"
-        if compiling >= 1:
-            text += f", {compiling:,.1f} s of them to compile CPU kernels, which are kept for later runs"
-        console.print(text)
+        console.print(f"{result['rows_per_second']:,.0f} rows/s, {result['seconds']:,.1f} s")
     console.print(f"Next: {command('report', out)}", soft_wrap=True)
 
 
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
-    """What will be trained: one line each for data, model, tables, training and device."""
-    model = build_model(config, prepared, "meta")
+    """What will be trained: one line each for data, model, tables and training."""
+    model, about = build_model(config, prepared, "meta"), Dataset.of(prepared)
     tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
-    parameters = sum(p.numel() for p in model.parameters())
     size = sum(p.nbytes for p in tables.parameters())
     full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
-    about = Dataset.of(prepared)
+    smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
+    kept_full = sum(spec.fallback is not None for spec in tables.specs)
+    kept = f"; {kept_full} of {len(tables.specs)} stay full, because it would not shrink them" if kept_full else ""
     rows = min(config.max_rows or about.rows["train"], about.rows["train"])
     conditions = Conditions(rows, config.epochs, config.batch_size)
-    kept_full = sum(spec.fallback is not None for spec in tables.specs)
-    why = f"{kept_full} of {len(tables.specs)} tables stay full, because the scheme would not shrink them"
-    threads, scheme = torch.get_num_threads(), words.scheme(json.loads(config.to_json()))
-    hardware = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else torch.cuda.get_device_name(device)
-    smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
-    dtype = "" if config.row_dtype == "float32" else f", {config.row_dtype}"
-    state = "" if config.state_dtype == "float32" else f" state in {config.state_dtype},"
     return [
         f"data      {prepared.path}: {words.data(about)}",
-        f"model     {words.network(config.network)}, {parameters:,} parameters",
-        f"tables    {scheme}, D = {config.embedding_dim}{dtype}: {tables.num_parameters:,} parameters,"
-        f" {words.size(size)}{smaller}",
-        *([f"          {why} (--force compresses them too)"] if kept_full else []),
+        f"model     {words.network(config.network)}, {sum(p.numel() for p in model.parameters()):,} parameters",
+        f"tables    {words.scheme(json.loads(config.to_json()))}, D = {config.embedding_dim}, {config.row_dtype}:"
+        f" {words.size(size)}{smaller}{kept}",
         f"training  {conditions}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
-        f"{state} seed {config.seed}",
-        f"device    {device}, {hardware}",
+        f" seed {config.seed}, on {device}",
     ]

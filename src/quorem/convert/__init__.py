@@ -3,26 +3,27 @@
 import gc
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_int, check_mapping
+from ..modules.bag import EmbeddingBag
 from ..modules.embedding import Embedding
 from ..modules.holders import check_not_wrapped, optimizers_of
 from ..modules.tied import TiedLinear
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
+from ..paper.init import deviation
 from ..paper.schemes import Scheme
-from .build import composed_module
-from .choose import choose, kept_bytes, size_of, state_bytes
+from ..planner.footprint import StateBytes
+from .choose import choose, size_of, state_bytes
 from .declared_ties import declare_, tie_
 from .decompress import decompress_
 from .follow import check_followed, follow_, optimizer_name
-from .groups import WeightGroup, check_model, groups_in, leave_out, torchrec_tools
+from .groups import ChosenScheme, WeightGroup, check_model, groups_in, leave_out, torchrec_tools
 from .report import Entry, Report
-from .swap import computed_before, keep_, out_of_reach, swap_
+from .swap import keep_, swap_
 
 __all__ = ["Entry", "Report", "compress_", "decompress_"]
 
@@ -31,8 +32,6 @@ def compress_(
     model: nn.Module,
     scheme_or_plan: Scheme | Mapping[str, Scheme] | None = None,
     *,
-    scheme: Scheme | Mapping[str, Scheme] | None = None,
-    plan: Mapping[str, Scheme] | None = None,
     budget: int | str | None = None,
     threshold: int = 0,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
@@ -56,8 +55,6 @@ def compress_(
     Args:
         model: the model; works on the meta device too.
         scheme_or_plan: one scheme for all tables, or a mapping of module name to scheme, such as a ``quorem.plan``.
-        scheme: another name for ``scheme_or_plan``.
-        plan: another name for ``scheme_or_plan``.
         budget: instead of ``scheme_or_plan``, bytes that all tables and their optimizer state may take, as a number or
             a string such as "2GB"; tables that cannot be replaced count too.
         threshold: tables of at most this many ids stay as they are.
@@ -75,8 +72,8 @@ def compress_(
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if not exactly one of scheme, plan and budget is given, a name is unknown, the budget is too small,
-            the model is inside ``DistributedDataParallel``, or an optimizer cannot be given the stored rows.
+        ValueError: if not exactly one of scheme_or_plan and budget is given, a name is unknown, the budget is too
+            small, the model is inside ``DistributedDataParallel``, or an optimizer cannot be given the stored rows.
 
     >>> from quorem import QR
     >>> model = nn.Sequential(nn.EmbeddingBag(10_000, 16), nn.Linear(16, 1))
@@ -85,15 +82,13 @@ def compress_(
     (40064, ['0'])
     """
     check_model(model, nn.Embedding | nn.EmbeddingBag)
-    given = [each for each in (scheme_or_plan, scheme, plan) if each is not None]
-    if len(given) + (budget is not None) != 1:
-        raise ValueError("exactly one of scheme_or_plan, scheme, plan and budget must be given")
+    if (scheme_or_plan is None) == (budget is None):
+        raise ValueError("exactly one of scheme_or_plan and budget must be given")
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn ({filter_fn!r}) must be a function of a module and its name")
     check_int("threshold", threshold, 0)
     check_mapping("frequencies", frequencies)
-    kind = optimizer_name(optimizer)
-    check_optimizer(kind)
+    check_optimizer(optimizer_name(optimizer))
     check_not_wrapped(model)
     tie_(model)
     groups = groups_in(model)
@@ -101,41 +96,36 @@ def compress_(
     collections = [] if torchrec is None else torchrec.collections_in(model, groups)
     leave_out(model, groups, threshold, filter_fn)
     optimizers = optimizers_of(group.first.weight for group in groups)
-    kind = _counted(optimizer, optimizers, needed=budget is not None)
-    lags = not any(isinstance(each, torch.optim.SparseAdam) for each in (optimizer, *optimizers))
-    counted = optimizers if optimizer is None else [optimizer]
-    state_dtypes: set[StateDtype] = {getattr(each, "state_dtype", "float32") for each in counted}
-    state_dtype: StateDtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
-    choose(groups, next(iter(given), None), budget, kind, frequencies or {}, fit, lags, state_dtype)
+    counted = _counted(optimizer, optimizers, needed=budget is not None)
+    choose(groups, scheme_or_plan, budget, counted, frequencies or {}, fit)
+    replaced = [group.first.weight for group in groups if group.is_replaced]
     for each in optimizers:
-        check_followed(each, [group.first.weight for group in groups if group.choice is not None])
+        check_followed(each, replaced)
         for collection in collections:
-            collection.check_followed(each)
-    report, new = _replace(model, groups, collections, fit, kind, lags, state_dtype)
+            collection.check_free(each)
+    old_weights = {group.name: weakref.ref(group.first.weight) for group in groups if group.is_replaced}
+    report, by_weight = _replace(model, groups, collections, fit, counted)
     for each in optimizers:
-        report.references += follow_(each, new.by_weight)
-        for collection in collections:
-            if collection.module in new.modules:
-                report.references += collection.follow_(each, new.modules[collection.module])
-    old_weights, shapes = new.old_weights, {tuple(group.first.weight.shape): group.name for group in groups}
-    del groups, collections, new, optimizers  # they have references to the replaced modules
-    _check_freed(old_weights, report)
-    report.outdated += computed_before(model, {shape: name for shape, name in shapes.items() if name in old_weights})
-    report.references += out_of_reach(model)
+        report.references += follow_(each, by_weight)
+    del groups, collections, by_weight, optimizers, replaced  # they have references to the replaced modules
+    gc.collect()
+    for name, reference in old_weights.items():
+        weight = reference()
+        holders = set() if weight is None else {type(each).__name__ for each in gc.get_referrers(weight)} - {"frame"}
+        if holders:
+            text = f"something outside the model ({', '.join(sorted(holders))}) holds it and will go on using it"
+            report.outdated.append(f"the old table of {name}: {text}")
     return report
 
 
 def _counted(
     optimizer: torch.optim.Optimizer | Optimizer | None, found: list[torch.optim.Optimizer], needed: bool
-) -> Optimizer | None:
-    """The name of the optimizer whose state counts: the given one, or the one that holds the tables.
+) -> StateBytes:
+    """What counts as state, for a table of float32: that of the given optimizer, or of those that hold the tables.
 
-    Raises:
-        ValueError: if it is ``needed`` for a budget, but optimizers of several kinds hold the tables, or the state of
-            the class is not known.
+    If it is ``needed`` for a budget, the tables must have one kind of optimizer, whose state is known.
     """
-    given = optimizer is not None
-    candidates = [optimizer] if given else list(found)
+    candidates: list[Any] = found if optimizer is None else [optimizer]
     names = {type(each).__name__ if isinstance(each, torch.optim.Optimizer) else each for each in candidates}
     kinds = {optimizer_name(each) for each in candidates}
     if needed and (len(kinds) > 1 or (kinds == {None} and names)):
@@ -144,98 +134,104 @@ def _counted(
             f"optimizer ({listed}) must be one whose state can be counted: give a budget the name of one that keeps"
             " as many numbers for each weight, such as 'adam' for two, or a scheme instead of a budget"
         )
-    return next(iter(kinds), None)
-
-
-@dataclass
-class _Replacements:
-    """What takes the place of what, before anything is changed."""
-
-    modules: dict[nn.Module, nn.Module] = field(default_factory=dict)  # new module by old module
-    by_weight: dict[Tensor, Embedding] = field(default_factory=dict)  # new embedding by old weight
-    old_weights: dict[str, "weakref.ref[Tensor]"] = field(default_factory=dict)  # by name of their group
-    changed: list[str] = field(default_factory=list)  # what else changes, in words
+    lags = not any(isinstance(each, torch.optim.SparseAdam) for each in (optimizer, *found))
+    state_dtypes: set[StateDtype] = {getattr(each, "state_dtype", "float32") for each in candidates}
+    state_dtype: StateDtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
+    return StateBytes(next(iter(kinds), None), torch.float32, False, lags, state_dtype)
 
 
 def _replace(
-    model: nn.Module,
-    groups: list[WeightGroup],
-    collections: list[Any],
-    fit: bool,
-    kind: Optimizer | None,
-    lags: bool,
-    state_dtype: StateDtype,
-) -> tuple[Report, _Replacements]:
-    """Replace the embeddings of the groups, and linear layers that share a weight with them."""
-    report, new = Report(), _Replacements()
+    model: nn.Module, groups: list[WeightGroup], collections: list[Any], fit: bool, counted: StateBytes
+) -> tuple[Report, dict[Tensor, Embedding]]:
+    """Replace the embeddings of the groups, and linear layers that share a weight with them.
+
+    Returns the report, and the new embedding of each weight that was replaced.
+    """
+    report = Report()
+    new: dict[nn.Module, nn.Module] = {}  # by the module that it replaces
+    by_weight: dict[Tensor, Embedding] = {}
     for group in groups:
         if group.collection is None:
-            report.entries += _replace_group(group, fit, kind, lags, state_dtype, new)
+            composed = {} if group.choice is None else _composed_modules(group, group.choice, fit)
+            report.entries += _entries(group, composed, counted)
+            new |= composed
+            if composed:
+                by_weight[group.first.weight] = composed[group.first]
+                report.references += _cleared_paddings(group)
     for collection in collections:
-        composed = collection.replacement(fit)
-        report.entries += collection.entries(composed, kind)
-        if composed is not None:
-            new.modules[collection.module] = composed
-            new.old_weights |= {group.name: weakref.ref(group.first.weight) for group in collection.groups.values()}
-    report.references += new.changed
+        replacement = collection.replacement(fit) if collection.is_replaced else None
+        report.entries += collection.entries(replacement, counted)
+        if replacement is not None:
+            new[collection.module] = replacement
     order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
     report.entries.sort(key=lambda entry: order[entry.name])
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and module.weight in new.by_weight:
-            embedding = new.by_weight[module.weight]
-            new.modules[module] = TiedLinear(embedding, module.bias)
-            keep_(module, new.modules[module])
+        if type(module) is nn.Linear and module.weight in by_weight:
+            embedding = by_weight[module.weight]
+            new[module] = TiedLinear(embedding, module.bias)
+            keep_(module, new[module])
             padding = "" if embedding.padding_idx is None else f", where padding ({embedding.padding_idx}) is zeros"
             report.references.append(f"{name} is tied to an embedding: it scores by the composed table{padding}")
-    parameters = {weight: embedding.stored for weight, embedding in new.by_weight.items()}
-    report.references += swap_(model, new.modules, parameters)
+    report.references += swap_(model, new, {weight: embedding.stored for weight, embedding in by_weight.items()})
     declare_(model)
-    return report, new
+    return report, by_weight
 
 
-def _replace_group(
-    group: WeightGroup, fit: bool, kind: Optimizer | None, lags: bool, state_dtype: StateDtype, new: _Replacements
-) -> list[Entry]:
-    """Add the composed modules of one group to ``new``, if it has a choice; returns the entries of its modules.
+def _entries(group: WeightGroup, composed: dict[Any, Embedding], counted: StateBytes) -> list[Entry]:
+    """What was done with each module of a group, which ``composed`` replaces, if it has a choice.
 
     The bytes of the weight, of the stored rows and of their state count for the first module of the group.
     """
-    choice, entries, first = group.choice, [], None
+    entries = []
     for name, module in group.members.items():
-        sizes = (module.num_embeddings, module.embedding_dim)
-        shared = name != group.name
-        if choice is None:
-            size, state = (0, 0) if shared else kept_bytes(module, kind, lags)
-            entries.append(Entry(name, *sizes, size, size, state, None, group.reason))
-            continue
-        composed = composed_module(module, group, fit, first)
-        new.modules[module] = composed
-        pad = module.padding_idx if isinstance(module, nn.Embedding) and not module.weight.is_meta else None
-        if pad is not None and module.weight[pad].any():
-            new.changed.append(f"{name}: the vector of padding_idx ({pad}) was not zero and is zero now")
-        if first is None:
-            first = composed
-            after, state = size_of(composed), state_bytes(composed, kind, lags, state_dtype)
-            entries.append(Entry(name, *sizes, module.weight.nbytes, after, state, choice.scheme, choice.why))
-        else:
-            after, why = size_of(composed, shared=True), f"shares the weight of {group.name}"
-            entries.append(Entry(name, *sizes, 0, after, 0, choice.scheme, why))
-    if first is not None:
-        weight = group.first.weight
-        new.by_weight[weight], new.old_weights[group.name] = first, weakref.ref(weight)
+        is_first = name == group.name
+        before = module.weight.nbytes if is_first else 0
+        after, scheme, why = before, None, group.reason
+        if group.choice is not None:
+            after, scheme = size_of(composed[module], shared=not is_first), group.choice.scheme
+            why = group.choice.why if is_first else f"shares the weight of {group.name}"
+        state = state_bytes(composed.get(module, module), counted) if is_first else 0
+        entries.append(Entry(name, module.num_embeddings, module.embedding_dim, before, after, state, scheme, why))
     return entries
 
 
-def _check_freed(replaced: Mapping[str, "weakref.ref[Tensor]"], report: Report) -> None:
-    """Report old weights that something still references."""
-    gc.collect()
-    for name, reference in replaced.items():
-        weight = reference()
-        if weight is None:
-            continue
-        holders = {type(holder).__name__ for holder in gc.get_referrers(weight)} - {"frame"}
-        if holders:
-            text = f"something outside the model ({', '.join(sorted(holders))}) holds it and will go on using it"
-            report.outdated.append(f"the old table of {name}: {text}")
-        else:
-            report.references.append(f"the old table of {name}: its memory is not free, a variable or graph holds it")
+def _cleared_paddings(group: WeightGroup) -> list[str]:
+    """The modules of a group whose vector of ``padding_idx`` will be zero, though it was not, in words."""
+    weight = group.first.weight
+    return [
+        f"{name}: the vector of padding_idx ({module.padding_idx}) was not zero and is zero now"
+        for name, module in group.members.items()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and not weight.is_meta
+        if weight[module.padding_idx].any()
+    ]
+
+
+def _composed_modules(group: WeightGroup, choice: ChosenScheme, fit: bool) -> dict[nn.Module, Embedding]:
+    """The composed module for each module of a group, as ``choice`` says; all share the rows of the first."""
+    weight, paddings = group.first.weight, {module.padding_idx for module in group.members.values()}
+    composed: dict[nn.Module, Embedding] = {}
+    source: Embedding | None = None  # whose parameters all have
+    for module in group.members.values():
+        options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": weight.device}
+        options |= {"dtype": choice.dtype or weight.dtype, "frequencies": group.ranking}
+        if not fit and not weight.is_meta:
+            options["init_std"] = deviation(weight)
+        kind: type[Embedding] = Embedding
+        if isinstance(module, nn.EmbeddingBag):
+            kind = EmbeddingBag
+            options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+        sizes = (module.num_embeddings, module.embedding_dim, choice.scheme)
+        new = composed[module] = kind(*sizes, **options)
+        if source is None:
+            source = new
+            if (fit or new.is_full()) and not weight.is_meta:  # a full table keeps its rows
+                if len(paddings) > 1:  # what is padding of one is an id of another
+                    source = kind(*sizes, **options | {"padding_idx": None})
+                source.fit_(weight.detach(), group.counts)
+        if source is not new:
+            for name, parameter in list(source.named_parameters()):
+                owner, _, key = name.rpartition(".")
+                setattr(new.get_submodule(owner), key, parameter)
+        new.requires_grad_(weight.requires_grad)
+        keep_(module, new)
+    return composed

@@ -6,16 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..modules.embedding import Embedding
 from ..modules.lookup import Tables
 from ..ops import cpu, gpu
 from ..ops.layout import Layout
-from ..optimizer_names import Optimizer, StateDtype
 from ..paper.schemes import Full, Scheme
-from ..planner import Plan, joined_modules, modules_of, plan_modules
+from ..planner import Module, Plan, module_of, plan_modules
 from ..planner.budget import parse_bytes
-from ..planner.footprint import TrainedStorage
-from ..planner.modules import held_by
+from ..planner.footprint import StateBytes
 from .groups import ChosenScheme, WeightGroup
 
 
@@ -23,33 +20,42 @@ def choose(
     groups: list[WeightGroup],
     scheme_or_plan: Any,
     budget: int | str | None,
-    kind: Optimizer | None,
+    counted: StateBytes,
     frequencies: Mapping[str, Tensor],
     fit: bool,
-    lags: bool,
-    state_dtype: StateDtype = "float32",
 ) -> None:
-    """Set ``choice`` of each group; or its ``reason``, if it stays as it is."""
+    """Set ``choice`` and ``ranking`` of each group; or its ``reason``, if it stays as it is."""
     names = [name for group in groups for name in group.members]
     for name in frequencies:
         if name not in names:
             raise ValueError(f"frequencies ({name!r}) must be named as a table of the model: {', '.join(names)}")
     for group in groups:
         group.counts = next((frequencies[name] for name in group.members if name in frequencies), None)
-    choices = (
-        _given(scheme_or_plan, groups, names) if budget is None else _planned(groups, budget, kind, lags, state_dtype)
-    )
+    if budget is not None:
+        scheme_or_plan = _planned(groups, budget, counted)
+    plan = scheme_or_plan if isinstance(scheme_or_plan, Plan) else None
+    chosen = _by_name(scheme_or_plan, names)
     for group in groups:
-        group.reason = group.reason or _reason(group, choices.get(group.name))
-        group.choice = None if group.reason else choices[group.name]
-        if group.choice is not None and group.choice.waits and (fit or group.collection is not None):
-            raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
+        choices = [chosen[name] for name in group.members if name in chosen]
+        if len({choice.scheme for choice in choices}) > 1:
+            raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
+        if not group.reason:
+            will_be_quantized = plan is not None and plan.bits is not None
+            group.reason = _reason(group, choices[0], will_be_quantized) if choices else "the plan does not name it"
+        if group.reason:
+            continue
+        group.choice = choices[0]
+        group.ranking = group.counts if group.choice.ranked else None
+        if plan is not None and group.choice.ranked and group.counts is None:
+            group.ranking = "loaded"
+            if fit or group.collection is not None:
+                raise ValueError(f"frequencies of {group.name!r} must be given: the plan ranks its ids by them")
 
 
-def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> dict[str, ChosenScheme]:
-    """The choice of each group, by the name of the group, for a scheme or mapping that the caller gave."""
+def _by_name(scheme_or_plan: Any, names: list[str]) -> dict[str, ChosenScheme]:
+    """The scheme that the caller or the planner chose for each module."""
     if isinstance(scheme_or_plan, Scheme):
-        return {group.name: ChosenScheme(scheme_or_plan) for group in groups}
+        return dict.fromkeys(names, ChosenScheme(scheme_or_plan))
     if not isinstance(scheme_or_plan, Mapping):
         kind = type(scheme_or_plan).__name__
         raise TypeError(f"scheme_or_plan ({kind}) must be a Scheme, or a mapping of module names to schemes")
@@ -58,31 +64,16 @@ def _given(scheme_or_plan: Any, groups: list[WeightGroup], names: list[str]) -> 
             raise ValueError(f"scheme_or_plan ({name!r}) must be named as a table of the model: {', '.join(names)}")
         if not isinstance(scheme, Scheme):
             raise TypeError(f"scheme_or_plan[{name!r}] ({scheme!r}) must be a Scheme")
-    chosen = {name: ChosenScheme(scheme) for name, scheme in scheme_or_plan.items()}
     if isinstance(scheme_or_plan, Plan):
-        entries = scheme_or_plan.tables
-        bits = scheme_or_plan.bits is not None
-        chosen = {
-            each.name: ChosenScheme(each.scheme, each.why, each.dtype, each.ranked, will_be_quantized=bits)
-            for each in entries
-        }
-    choices: dict[str, ChosenScheme] = {}
-    for group in groups:
-        named = [chosen[name] for name in group.members if name in chosen]
-        if len({choice.scheme for choice in named}) > 1:
-            raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
-        if named:
-            waits = isinstance(scheme_or_plan, Plan) and named[0].ranked and group.counts is None
-            choices[group.name] = replace(named[0], waits=waits)
-    return choices
+        return {t.name: ChosenScheme(t.scheme, t.why, t.dtype, t.ranked) for t in scheme_or_plan.tables}
+    return {name: ChosenScheme(scheme) for name, scheme in scheme_or_plan.items()}
 
 
-def _planned(
-    groups: list[WeightGroup], budget: int | str, kind: Optimizer | None, lags: bool, state_dtype: StateDtype
-) -> dict[str, ChosenScheme]:
+def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) -> Mapping[str, Scheme]:
     """Plan the tables that can be replaced, with the part of the budget that the other tables leave."""
     replaceable = [group for group in groups if not group.reason]
-    reserved = sum(sum(kept_bytes(group.first, kind, lags)) for group in groups if group.reason)
+    kept = [group.first for group in groups if group.reason]
+    reserved = sum(module.weight.nbytes + state_bytes(module, counted) for module in kept)
     if not replaceable:
         if reserved > (size := parse_bytes(budget)):
             reasons = "; ".join(f"{group.name}: {group.reason}" for group in groups)
@@ -90,35 +81,34 @@ def _planned(
                 f"budget ({budget!r}, {size} bytes) must be at least {reserved}: no table can be replaced ({reasons})"
             )
         return {}
+    modules: dict[Any, Module] = {}
+    for group in replaceable:
+        module = module_of(group.name, group.first, copies=len(group.members))
+        if _is_by_row(counted):
+            module = replace(module, sparse=True)
+        if not counted.lags:  # SparseAdam, which does not train matrices
+            module = replace(module, lags=False, row_multiple=module.tables[0].embedding_dim)
+        if group.collection is not None:
+            # TorchRec's kernels will update the tables of its collection in the backward pass.
+            tables = modules[group.collection].tables if group.collection in modules else ()
+            multiple = max(4, module.row_multiple)
+            module = replace(module, tables=tables + module.tables, sparse=True, lags=False, row_multiple=multiple)
+        modules[group.collection or group] = module
     counts = {group.name: group.counts for group in replaceable if group.counts is not None}
-    collections = {group.name: id(group.collection) for group in groups if group.collection is not None}
-    modules = [held_by(modules_of({g.name: g.first})[0], len(g.members)) for g in replaceable]
-    if state_dtype != "float32":  # an optimizer with such a state updates rows one by one, whatever their gradient
-        modules = [replace(module, sparse=True) for module in modules]
-    if not lags:  # SparseAdam, which does not train matrices
-        modules = [replace(module, lags=False, row_multiple=module.tables[0].embedding_dim) for module in modules]
-    modules = joined_modules(modules, collections)
-    planned = plan_modules(
-        modules,
-        budget,
-        optimizer=kind,
-        frequencies=counts,
-        reserved=reserved,
-        bits=(),
-        state_dtype=state_dtype,
-    )
-    return {table.name: ChosenScheme(table.scheme, table.why, ranked=table.ranked) for table in planned.tables}
+    options: dict[str, Any] = {"state_dtype": counted.state_dtype, "reserved": reserved}
+    return plan_modules(list(modules.values()), budget, counted.optimizer, counts, bits=(), **options)
 
 
-def _reason(group: WeightGroup, choice: ChosenScheme | None) -> str:
-    """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says."""
-    if choice is None:
-        return "the plan does not name it"
+def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -> str:
+    """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says.
+
+    What ``quantize_`` is to find has to be a quorem table, even if it is full.
+    """
     module = group.first
     spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
     if spec.operation == "feature":
         return "feature generation gives several vectors an id, which the model does not expect"
-    if choice.dtype in (None, module.weight.dtype) and not choice.will_be_quantized:
+    if choice.dtype in (None, module.weight.dtype) and not will_be_quantized:
         if spec.fallback:
             return spec.fallback
         if isinstance(choice.scheme, Full) and not choice.scheme.force and not spec.is_narrow:
@@ -126,24 +116,20 @@ def _reason(group: WeightGroup, choice: ChosenScheme | None) -> str:
     return "" if group.collection is None else str(group.collection.reason_against(choice, spec))
 
 
-def kept_bytes(module: Any, kind: Optimizer | None, lags: bool) -> tuple[int, int]:
-    """Bytes of a table that stays as it is, and of the optimizer's state for it."""
-    storage = TrainedStorage((module.embedding_dim,), (1,), module.weight.dtype, module.sparse, kind, lags=lags)
-    rate = storage.rate(module.embedding_dim)
-    return module.weight.nbytes, module.num_embeddings * rate.row_state + rate.table_state + storage.shared_state()
+def _is_by_row(counted: StateBytes) -> bool:
+    """Whether the optimizer updates rows one by one, whatever their gradient: one with a state dtype does."""
+    return counted.state_dtype != "float32"
 
 
-def state_bytes(module: Embedding, kind: Optimizer | None, lags: bool, state_dtype: StateDtype) -> int:
-    """Bytes of the state that an optimizer keeps for the stored rows, and for networks and matrices."""
-    rows, width = module.stored.shape
-    by_one = module.sparse or state_dtype != "float32"  # such an optimizer updates rows one by one
-    dtype = module.stored.dtype
-    storage = TrainedStorage((width,), (1,), dtype, by_one, kind, lags=lags, state_dtype=state_dtype)
-    rate = storage.rate(width)
-    by_row = rows * rate.row_state + len(module.all_extents) * rate.table_state + storage.shared_state()
-    others = [p for p in module.parameters() if p is not module.stored]
-    dense = TrainedStorage((1,), (1,), module.dtype, False, kind)
-    return by_row + sum(p.numel() * dense.rate(1).row_state + dense.shared_state() for p in others)
+def state_bytes(module: Any, counted: StateBytes) -> int:
+    """Bytes of the state that an optimizer keeps for an embedding, torch's or composed."""
+    rows = module.stored if isinstance(module, Tables) else module.weight
+    state = replace(counted, dtype=rows.dtype, sparse=module.sparse or _is_by_row(counted))
+    dense = replace(counted, dtype=module.dtype if isinstance(module, Tables) else rows.dtype, sparse=False)
+    tables = len(module.all_extents) if isinstance(module, Tables) else 1
+    others = [p for p in module.parameters() if p is not rows]  # networks and matrices
+    of_others = sum(p.numel() * dense.row(1) + dense.shared for p in others)
+    return len(rows) * state.row(rows.shape[1]) + tables * state.table + state.shared + of_others
 
 
 def size_of(module: Tables, shared: bool = False) -> int:

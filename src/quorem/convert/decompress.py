@@ -1,5 +1,7 @@
 """Turn a compressed model back into one of ``torch.nn`` modules."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,11 +11,10 @@ from ..modules.holders import check_not_wrapped, optimizers_of, unwrapped
 from ..modules.lookup import Tables
 from ..modules.tied import TiedLinear
 from ..paper.schemes import Full
-from .build import plain_module
 from .choose import size_of
 from .declared_ties import declare_again_
 from .follow import exchange_, has_state, optimizer_name
-from .groups import check_model, torchrec_tools
+from .groups import check_model
 from .report import Entry, Report
 from .swap import keep_, swap_
 
@@ -21,8 +22,8 @@ from .swap import keep_, swap_
 def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) -> Report:
     """Replace every composed ``Embedding`` and ``EmbeddingBag`` in ``model`` by the equivalent ``torch.nn`` module.
 
-    Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer that
-    shares the weight of the embedding again. Every optimizer that holds the stored rows gets the weights instead.
+    A ``TiedLinear`` becomes a linear layer that shares the weight of the embedding again. Every optimizer that holds
+    the stored rows gets the weights instead.
 
     Args:
         model: the model, changed in place.
@@ -50,18 +51,14 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
     weights: dict[Tensor, nn.Parameter] = {}
     modules: dict[nn.Module, nn.Module] = {}
     targets: dict[Tensor, list[Tensor]] = {}  # new parameters by the one that they replace
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, Tables)}
     paddings: dict[Tensor, set[int | None]] = {}
-    for module in model.modules():
-        if isinstance(module, Tables):
-            paddings.setdefault(module.stored, set()).update(module.padding)
-    for name, module in model.named_modules():
-        if not isinstance(module, Tables):
-            continue
-        before = size_of(module)
-        several = module.specs[0].operation == "feature"
-        is_torch = type(module) in (Embedding, EmbeddingBag) and not several and module.unknown[0] == "error"
-        why = ""
-        if not is_torch or module.raw_ids[0]:
+    for module in tables.values():
+        paddings.setdefault(module.stored, set()).update(module.padding)
+    for name, module in tables.items():
+        before, why = size_of(module), ""
+        is_torch = type(module) in (Embedding, EmbeddingBag) and module.specs[0].operation != "feature"
+        if not is_torch or module.raw_ids[0] or module.unknown[0] != "error":
             why = f"{type(module).__name__} stands for no module of torch.nn"
         elif len(paddings[module.stored]) > 1:
             why = "its rows are shared by a module with another padding_idx: no weight has both vectors of that id"
@@ -72,13 +69,13 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
         if module.updates.collector is not None:
             raise ValueError(f"{name} is updated in the backward pass: remove() that optimizer first")
         weight = weights.get(module.stored)
-        shared = weight is not None
+        after = 0 if weight is not None else module.num_embeddings * module.embedding_dim * module.dtype.itemsize
         if weight is None:
             weight = nn.Parameter(module.to_dense().detach(), requires_grad=module.stored.requires_grad)
             weights[module.stored] = weight
             targets |= {p: [weight] if p is module.stored else [] for p in module.parameters()}
-        modules[module] = plain_module(module, weight)
-        sizes = (module.num_embeddings, module.embedding_dim, before, 0 if shared else weight.nbytes, 0)
+        modules[module] = _plain(module, weight)
+        sizes = (module.num_embeddings, module.embedding_dim, before, after, 0)
         report.entries.append(Entry(name, *sizes, Full(), "decompressed"))
     for tied in list(model.modules()):
         if isinstance(tied, TiedLinear) and tied.embedding in modules:
@@ -87,9 +84,7 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
             linear.bias = tied.bias  # type: ignore[assignment]
             keep_(tied, linear)
             modules[tied] = linear
-    if torchrec := torchrec_tools():
-        report.entries += torchrec.decompress(model, modules, targets)
-    full = {m.stored for m in modules if isinstance(m, Tables) and m.is_full() and not m.bits}
+    full = {m.stored for m in modules if isinstance(m, Tables) and m.is_full()}
     optimizers = optimizers_of(targets)
     given = None if optimizer is None else unwrapped(optimizer)
     for each in optimizers:
@@ -106,3 +101,16 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
                 each.state[targets[old][0]] = state
         report.references.append(f"{type(each).__name__} now has the full tables")
     return report
+
+
+def _plain(module: Embedding, weight: nn.Parameter) -> nn.Module:
+    """The ``torch.nn`` module that replaces a composed one."""
+    options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
+    kind: type[nn.Embedding | nn.EmbeddingBag] = nn.Embedding
+    if isinstance(module, EmbeddingBag):
+        kind = nn.EmbeddingBag
+        options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+    new = kind(module.num_embeddings, module.embedding_dim, **options)
+    new.weight = weight
+    keep_(module, new)
+    return new

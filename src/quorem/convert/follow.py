@@ -26,28 +26,11 @@ from ..optimizer_names import Optimizer
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 FIRST = ("exp_avg", "momentum_buffer", "grad_avg")
 BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
-# The planner's name of torch's class, or of one that keeps as many numbers for each weight.
-OPTIMIZER_OF_CLASS: dict[str, Optimizer] = {
-    "Adagrad": "adagrad",
-    "Adam": "adam",
-    "SparseAdam": "adam",
-    "AdamW": "adamw",
-    "NAdam": "adam",
-    "RAdam": "adam",
-    "Adamax": "adam",
-    "Adadelta": "adam",
-    "Rprop": "adam",
-    "ASGD": "adagrad",
-    "Muon": "adagrad",
-}
+NAMES: dict[str, Optimizer] = {"Adagrad": "adagrad", "Adam": "adam", "SparseAdam": "adam", "AdamW": "adamw"}
 
 
 def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | None:
-    """The planner's name for an optimizer; None if there is none, or its state is no fixed number of numbers a weight.
-
-    Raises:
-        TypeError: if it is neither an optimizer nor a name.
-    """
+    """The planner's name for an optimizer; None without one, or if its state is no fixed number of numbers a weight."""
     if optimizer is None or isinstance(optimizer, str):
         return optimizer  # checked by the planner
     if not isinstance(optimizer, TorchOptimizer):
@@ -60,7 +43,7 @@ def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | 
         numbers = max((kind == "RMSprop") + bool(g["momentum"]) + bool(g.get("centered")) for g in groups)
         by_number: tuple[Optimizer, ...] = ("sgd", "adagrad", "adam", "amsgrad")
         return by_number[numbers]
-    return "amsgrad" if any(group.get("amsgrad") for group in groups) else OPTIMIZER_OF_CLASS.get(kind)
+    return "amsgrad" if any(group.get("amsgrad") for group in groups) else NAMES.get(kind)
 
 
 def check_followed(optimizer: TorchOptimizer, parameters: Iterable[Tensor]) -> None:
@@ -106,7 +89,6 @@ def exchange_(optimizer: TorchOptimizer, targets: Mapping[Tensor, list[Tensor]])
             states[p] = optimizer.state.pop(p, {})
             if by_row is not None:
                 by_row._row_rules.pop(p, None)
-                by_row._updates.pop(p, None)
             kept += [new for new in targets[p] if id(new) not in placed]
             placed |= set(map(id, targets[p]))
         group["params"][:] = kept  # in place: LBFGS, for one, keeps the list
@@ -139,7 +121,7 @@ def converted_state(name: str, value: Any, weight: Tensor, module: Embedding, st
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     if value.dtype in NARROW:  # the optimizer converts it back
-        value = state_in(value, torch.float32, None)
+        value = state_in(value, torch.float32)
     if value.shape == weight.shape[:1]:  # one number for each row
         value = value[:, None].expand(weight.shape)
     power = 2 if name in SQUARES else 1

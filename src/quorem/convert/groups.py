@@ -1,6 +1,5 @@
 """The embeddings of a model, grouped by shared weight, and why some cannot be replaced."""
 
-import dis
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from ..checks import FLOAT_DTYPES
 from ..paper.schemes import Scheme
-from .swap import bound_attributes
+from ..paper.schemes.frequency import Ranking
 
 TORCH_CLASSES = (nn.Embedding, nn.EmbeddingBag)
 # Methods that a subclass may override: they only initialize the weight, which exists already, or describe the module.
@@ -28,8 +27,6 @@ class ChosenScheme:
     why: str = ""
     dtype: torch.dtype | None = None  # None keeps the dtype of the table
     ranked: bool = True  # whether the ids are ranked by frequencies, if these are given
-    waits: bool = False  # whether the plan ranks ids and no frequencies are given: a state_dict will list the hot ids
-    will_be_quantized: bool = False  # then a full table must be a quorem table too, so that quantize_ finds it
 
 
 @dataclass(eq=False)
@@ -39,6 +36,7 @@ class WeightGroup:
     members: dict[str, Any] = field(default_factory=dict)  # the modules by name
     counts: Tensor | None = None  # how often their ids occur, if that is known
     choice: ChosenScheme | None = None  # how they will be stored, once that is decided
+    ranking: Ranking | None = None  # what that ranks their ids by: counts, or lists that a ``state_dict`` will bring
     reason: str = ""  # why they stay as they are; empty if they can be replaced
     collection: Any = None  # the TorchRec collection that contains them, if any
 
@@ -51,6 +49,11 @@ class WeightGroup:
     def first(self) -> Any:
         """The first member."""
         return self.members[self.name]
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether its modules are replaced: for their own sake, or with the collection that contains them."""
+        return self.choice is not None or (self.collection is not None and self.collection.is_replaced)
 
 
 def check_model(model: Any, embeddings: Any) -> None:
@@ -85,18 +88,12 @@ def leave_out(
 ) -> None:
     """Set ``reason`` of the groups that stay as they are."""
     holders: dict[int, list[tuple[str, nn.Module]]] = {}
-    writers: dict[int, str] = {}
     for name, module in model.named_modules():
-        if assigns := _assigns_data(type(module)):
-            writers |= dict.fromkeys(map(id, module.children()), f"{type(module).__name__}.{assigns[0]}")
         for parameter in module._parameters.values():
             holders.setdefault(id(parameter), []).append((name, module))
     for group in groups:
         for name, module in group.members.items():
-            reason = _reason(name, module, threshold, filter_fn) or _holder(module, holders)
-            if not reason and id(module) in writers:
-                reason = f"{writers[id(module)]} assigns to data, and a composed weight has none of its own"
-            if reason:
+            if reason := _reason(name, module, threshold, filter_fn) or _holder(module, holders):
                 group.reason = reason if name == group.name else f"{name}, which has the same weight: {reason}"
                 break
 
@@ -110,10 +107,9 @@ def _reason(name: str, module: Any, threshold: int, filter_fn: Any) -> str:
     extra = [n for n, _ in [*module.named_parameters(), *module.named_buffers()] if n != "weight"]
     if parametrize.is_parametrized(module) or extra or "weight" not in module._parameters:
         return f"its weight is parametrized, pruned or joined by others ({', '.join(extra)})"
-    if bound := bound_attributes(module):
-        return f"its {', '.join(bound)} calls the module that it was made for: compress it first"
-    methods = _own_methods(type(module))
-    if methods:
+    if "forward" in vars(module) or module._compiled_call_impl is not None:
+        return "it is compiled, or its forward was replaced: compress it first"
+    if methods := _own_methods(type(module)):
         return f"{type(module).__name__} has methods of its own ({', '.join(methods)})"
     weight = module.weight
     if type(weight) is not nn.Parameter:
@@ -136,19 +132,6 @@ def _own_methods(kind: type) -> list[str]:
         name for base in bases for name, value in vars(base).items() if callable(value) or isinstance(value, property)
     }
     return sorted(name for name in names - HARMLESS if not name.startswith("__") or name == "__call__")
-
-
-def _assigns_data(kind: type) -> list[str]:
-    """Methods of a class, but not of torch, that assign to ``data``, as in ``self.table.weight.data = values``."""
-    if kind.__module__.split(".")[0] in ("torch", "torchrec", "quorem"):
-        return []
-    codes = {name: getattr(value, "__code__", None) for name, value in vars(kind).items()}
-    return [
-        name
-        for name, code in codes.items()
-        if code is not None and "data" in code.co_names
-        if any(each.opname == "STORE_ATTR" and each.argval == "data" for each in dis.get_instructions(code))
-    ]
 
 
 def _holder(module: Any, holders: dict[int, list[tuple[str, nn.Module]]]) -> str:

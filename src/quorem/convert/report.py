@@ -9,49 +9,21 @@ from ..planner.printed import aligned
 
 @dataclass(frozen=True)
 class Entry:
-    """What was done with one table.
+    """What was done with one table."""
 
-    Args:
-        name: name of its module.
-        num_embeddings: number of ids.
-        embedding_dim: width of its vectors.
-        bytes_before: bytes of the table; 0 if an earlier module has the same weight.
-        bytes_after: bytes of what is stored instead, with layout, lists of ids and what kernels keep for these.
-        state_bytes: bytes of the optimizer's state for it afterwards.
-        scheme: how it is stored; None if it was left as it was.
-        why: the reason for the scheme, or for leaving the table as it was.
-
-    >>> from torch import nn
-    >>> import quorem
-    >>> entry = quorem.compress_(nn.Sequential(nn.Embedding(1000, 16)), quorem.QR(4)).entries[0]
-    >>> entry.name, entry.scheme, entry.bytes_after < entry.bytes_before
-    ('0', QR(num_collisions=4), True)
-    """
-
-    name: str
+    name: str  # of its module
     num_embeddings: int
     embedding_dim: int
-    bytes_before: int
-    bytes_after: int
-    state_bytes: int
-    scheme: Scheme | None
-    why: str
-
-    def cells(self) -> tuple[str, ...]:
-        """A row of the report."""
-        sizes = [show_bytes(size) for size in (self.bytes_before, self.bytes_after, self.state_bytes)]
-        stored = "as it was" if self.scheme is None else repr(self.scheme)
-        return self.name, f"{self.num_embeddings:,}", str(self.embedding_dim), *sizes, stored, self.why
+    bytes_before: int  # 0 if an earlier module has the same weight
+    bytes_after: int  # of what is stored instead, with layout, lists of ids and what kernels keep for these
+    state_bytes: int  # of the optimizer's state for it afterwards
+    scheme: Scheme | None  # None if it was left as it was
+    why: str  # the reason for the scheme, or for leaving the table as it was
 
 
 @dataclass
 class Report:
     """What ``compress_`` or ``decompress_`` did. ``print`` shows it as a table.
-
-    Args:
-        entries: what was done with each table.
-        references: other references to replaced objects that were updated, and what else changed, one sentence each.
-        outdated: what goes on using an old table, one sentence each; printed first.
 
     >>> from torch import nn
     >>> import quorem
@@ -62,6 +34,8 @@ class Report:
     """
 
     entries: list[Entry] = field(default_factory=list)
+    # One sentence each: other references to replaced objects that were updated, and what else changed; and what goes on
+    # using an old table, which is printed first.
     references: list[str] = field(default_factory=list)
     outdated: list[str] = field(default_factory=list)
 
@@ -91,7 +65,14 @@ class Report:
         return {entry.name: entry.why for entry in self.entries if entry.scheme is None}
 
     def __str__(self) -> str:
-        head = ("table", "ids", "D", "before", "after", "state", "stored as", "why")
-        total = (show_bytes(self.bytes_before), show_bytes(self.bytes_after), show_bytes(self.state_bytes))
-        rows = [head, *(entry.cells() for entry in self.entries), ("total", "", "", *total, "", "")]
+        rows = [("table", "ids", "D", "before", "after", "state", "stored as", "why")]
+        for entry in self.entries:
+            size = (entry.name, f"{entry.num_embeddings:,}", str(entry.embedding_dim))
+            stored = "as it was" if entry.scheme is None else repr(entry.scheme)
+            rows.append((*size, *_bytes_of(entry), stored, entry.why))
+        rows.append(("total", "", "", *_bytes_of(self), "", ""))
         return "\n".join([*self.outdated, aligned(rows), *self.references])
+
+
+def _bytes_of(entry: Entry | Report) -> tuple[str, str, str]:
+    return show_bytes(entry.bytes_before), show_bytes(entry.bytes_after), show_bytes(entry.state_bytes)

@@ -1,12 +1,14 @@
 """Rows of a click log as tensors, in batches. Needs only torch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from ..checks import check_int
 
 T = TypeVar("T")
 
@@ -76,14 +78,10 @@ class Batch:
         bags = {name: Bags(apply(bag.values), apply(bag.offsets)) for name, bag in self.bags.items()}
         return Batch(apply(self.labels), apply(self.dense), apply(self.ids), bags)
 
-    def jagged(self, names: list[str]) -> tuple[Tensor, Tensor]:
+    def jagged(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """All features as jagged input of an ``EmbeddingCollection``: values, and offsets ``[F * B + 1]``.
 
-        Args:
-            names: all categorical features in order; those not in ``bags`` are the columns of ``ids``.
-
-        Raises:
-            ValueError: if the names are not those of the columns and ``bags``.
+        ``names`` are all categorical features in order; those not in ``bags`` are the columns of ``ids``.
         """
         single = [name for name in names if name not in self.bags]
         if len(single) != self.ids.shape[1] or len(names) != len(single) + len(self.bags):
@@ -102,26 +100,18 @@ class Batch:
         ends = torch.cat(lengths).cumsum(0)
         return torch.cat(values), torch.cat([ends.new_zeros(1), ends])
 
-    def embedding_inputs(self, names: list[str]) -> tuple[Tensor, ...]:
+    def embedding_inputs(self, names: Sequence[str]) -> tuple[Tensor, ...]:
         """The arguments of an ``EmbeddingCollection``: ``ids``, or ``jagged`` if there are bags."""
         return self.jagged(names) if self.bags else (self.ids,)
 
     def batches(self, size: int, *, seed: int | None = None) -> Iterator["Batch"]:
-        """All rows in batches, in order or shuffled.
-
-        Args:
-            size: rows per batch; the last batch may have fewer.
-            seed: seed of the shuffle; None keeps the order, as in the paper, and copies nothing.
-
-        Raises:
-            ValueError: if ``size`` is below 1.
+        """All rows, ``size`` at a time, in the last batch perhaps fewer: in order, or shuffled if a ``seed`` is given.
 
         >>> rows = Batch(torch.arange(5), torch.zeros(5, 1), torch.zeros(5, 2))
         >>> [batch.labels.tolist() for batch in rows.batches(2)]
         [[0, 1], [2, 3], [4]]
         """
-        if size < 1:
-            raise ValueError(f"size ({size}) must be at least 1")
+        check_int("size", size)
         order = None
         if seed is not None:
             draw = torch.Generator().manual_seed(seed)

@@ -11,19 +11,21 @@ SHOWN_LINES = 5
 SHOWN_CHARACTERS = 40
 
 
+class ParsedRows(NamedTuple):
+    """Parsed rows, the number of each one's line or row in the file, and the fraction of the file read so far."""
+
+    frame: pl.DataFrame
+    numbers: NDArray[np.int64]
+    done: float
+
+
 @dataclass
 class Malformed:
-    """The number of lines left out, and the first of them with the reasons.
+    """The number of lines left out, and the first of them with the reasons."""
 
-    Args:
-        source: the file, for messages.
-        limit: number of malformed lines that are tolerated; with one more, ``add`` raises.
-        unit: what is numbered, ``"line"`` or ``"row"``, from 1.
-    """
-
-    source: str
-    limit: int
-    unit: str = "line"
+    source: str  # the file, for messages
+    limit: int  # so many may be left out; with one more, ``add`` raises
+    unit: str = "line"  # what is numbered from 1: "line" or "row"
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)
 
@@ -32,22 +34,14 @@ class Malformed:
         self.count += 1
         self.first = sorted([*self.first, (number, reason)])[:SHOWN_LINES]
         if self.count > self.limit:
-            more = ", ..." if self.count > len(self.first) else ""
+            shown = "; ".join(f"{self.unit} {number}: {reason}" for number, reason in self.first)
             raise ValueError(
                 f"{self.source} has {self.count} malformed {self.unit}{'s' * (self.count != 1)} so far, more than the"
-                f" {self.limit} that may be left out (max_malformed=, --max-malformed): {self._shown_lines()}{more}"
+                f" {self.limit} that may be left out (max_malformed=, --max-malformed):"
+                f" {shown}{', ...' * (self.count > len(self.first))}"
             )
 
-    def _shown_lines(self) -> str:
-        """The first lines with their reasons; a rule that several values in turn break is written once."""
-        shown, earlier = [], ""
-        for number, reason in self.first:
-            value, _, rule = reason.partition(") ")
-            shown.append(f"{self.unit} {number}: " + (f"{value})" if rule and rule == earlier else reason))
-            earlier = rule
-        return "; ".join(shown)
-
-    def filtered(self, rows: "ParsedRows", column: str, rule: str, is_bad: pl.Expr) -> "ParsedRows":
+    def filtered(self, rows: ParsedRows, column: str, rule: str, is_bad: pl.Expr) -> ParsedRows:
         """The rows for which ``is_bad`` does not hold; the others are added: ``column`` breaks ``rule`` there."""
         bad = rows.frame.select(is_bad.fill_null(False)).to_series()
         if not bad.any():
@@ -55,14 +49,6 @@ class Malformed:
         for number, value in zip(rows.numbers[bad.to_numpy()].tolist(), rows.frame[column].filter(bad), strict=True):
             self.add(number, f"{column} is missing" if value is None else f"{column} ({_shown(value)}) {rule}")
         return ParsedRows(rows.frame.filter(~bad), rows.numbers[~bad.to_numpy()], rows.done)
-
-
-class ParsedRows(NamedTuple):
-    """Parsed rows, the number of each one's line or row in the file, and the fraction of the file read so far."""
-
-    frame: pl.DataFrame
-    numbers: NDArray[np.int64]
-    done: float
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from ..checks import check_int
 from ..files import atomic as files
 from .folder import Progress
 from .synthetic import CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
@@ -18,24 +19,12 @@ def write_raw(
     num_rows: int,
     path: str | os.PathLike[str],
     *,
-    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Write the first rows of a log as lines of label, counts and tokens, separated by tabs; missing ones are empty.
 
     The token of an id is "c" and its digits. A file whose name ends in ``.gz`` is compressed. One whose name ends in
     ``.csv`` or ``.csv.gz`` has commas instead of tabs, and a header line (``click,I1,...``).
-
-    Args:
-        log: the hidden model.
-        num_rows: number of rows.
-        path: file to write.
-        overwrite: replace an existing file.
-        progress: called with the stage, the fraction of it that is done, and the rows so far.
-
-    Raises:
-        FileExistsError: if ``path`` exists and ``overwrite`` is False.
-        ValueError: if ``num_rows`` is below 1.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "log.csv"
@@ -44,11 +33,9 @@ def write_raw(
     'click,I1,C1,C2'
     """
     path = Path(path)
-    if num_rows < 1:
-        raise ValueError(f"num_rows ({num_rows}) must be at least 1")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
-
+    check_int("num_rows", num_rows)
+    if path.exists():
+        raise FileExistsError(f"{path} exists: remove it, or choose another name")
     is_csv = path.name.endswith((".csv", ".csv.gz"))
 
     def text(start: int) -> bytes:

@@ -1,7 +1,6 @@
 """The shape of the Criteo Kaggle click log (section 5): its columns, cardinalities and days."""
 
-import numpy as np
-from numpy.typing import NDArray
+from ..checks import check_int
 
 DENSE_NAMES = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
@@ -20,9 +19,6 @@ MOST_DAYS = 100_000
 def scaled_cardinalities(scale: float) -> tuple[int, ...]:
     """The 26 cardinalities times ``scale``, but at least 100; those below 100 are not scaled.
 
-    Raises:
-        ValueError: if ``scale`` is not in ``(0, 1]``.
-
     >>> scaled_cardinalities(0.001)[:4]
     (100, 100, 10131, 2203)
     """
@@ -31,46 +27,13 @@ def scaled_cardinalities(scale: float) -> tuple[int, ...]:
     return tuple(max(min(n, 100), round(n * scale)) for n in CARDINALITIES)
 
 
-def day_starts(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> list[int]:
-    """The first row of each day, then ``num_rows``. All days have the same number of rows, up to one.
-
-    If the ascending ``times`` of the rows are given, the start of a day is moved to a row where the time changes.
-
-    >>> day_starts(10, 4), day_starts(10, 4, np.array([1, 1, 1, 1, 2, 2, 2, 2, 3, 3]))
-    ([0, 3, 6, 8, 10], [0, 4, 8, 8, 10])
-    """
-    even, extra = divmod(num_rows, days)
-    return [_at_change(day * even + min(day, extra), 0, num_rows, times) for day in range(days + 1)]
-
-
-def day_split(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> dict[str, tuple[int, int]]:
+def day_split(num_rows: int, days: int = 7) -> dict[str, tuple[int, int]]:
     """Rows ``[start, stop)`` of each split: the last day is halved into validation and test (section 5.2).
-
-    Raises:
-        ValueError: if ``days`` is not in ``[2, 100000]``.
 
     >>> day_split(45_840_617)["train"], day_split(80_000, days=5)["test"]
     ((0, 39291958), (72000, 80000))
     """
-    check_days(days)
-    last = day_starts(num_rows, days, times)[-2]
-    middle = _at_change(last + -(-(num_rows - last) // 2), last, num_rows, times)
+    check_int("days", days, 2, MOST_DAYS)
+    last = num_rows - num_rows // days  # the other days have the rows left over
+    middle = last + -(-(num_rows - last) // 2)
     return {"train": (0, last), "validation": (last, middle), "test": (middle, num_rows)}
-
-
-def check_days(days: int) -> None:
-    """Raise ValueError unless a log can have so many days; the first row of each is stored."""
-    if not 2 <= days <= MOST_DAYS:
-        raise ValueError(f"days ({days}) must be in [2, {MOST_DAYS}]")
-
-
-def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | None) -> int:
-    """The first row from ``row`` on where the time changes, or else the last before it; ``row`` if it never changes.
-
-    Only changes within ``(first, stop)`` count.
-    """
-    if times is None or row in (first, stop):
-        return row
-    after = int(np.searchsorted(times, times[row - 1], "right"))
-    before = int(np.searchsorted(times, times[row - 1], "left"))
-    return after if after < stop else before if before > first else row

@@ -10,34 +10,35 @@ import numpy as np
 import polars as pl
 
 from ..files import atomic as files
+from . import values
+from .columns import Columns, check_separator
 from .malformed import Malformed, ParsedRows
+from .meta import Transform
 from .text import BLOCK_BYTES, TextFile, TextLayout, parse
 
 SEPARATORS = (",", ";", "\t", "|")
-BINARY = {b"PAR1\x15": "a Parquet", b"ARROW1\0": "an Arrow"}  # how such files begin
 PARQUET_ROWS = 1 << 18
+LABEL = "\nlabel"  # rows have labels, as 0 and 1, under this name
 
 
 @dataclass(frozen=True)
 class Source:
-    """An open file.
+    """An open file: text, or a Parquet table.
 
-    ``schema`` has the columns and their types; those of a text file are text. A text file has ``text``, a Parquet file
-    ``table``. Fields of a text file may be ``quoted``, and its first ``header_lines`` are no rows.
+    ``schema`` has the columns and their types; those of a text file are text. ``is_csv`` says whether a text file has a
+    header line, and fields that may be quoted.
     """
 
     path: Path
     schema: Mapping[str, pl.DataType]
+    content: TextFile | pl.LazyFrame
     separator: str = ","
-    text: TextFile | None = None
-    table: pl.LazyFrame | None = None
-    header_lines: int = 0
-    quoted: bool = True
+    is_csv: bool = True
 
     @property
     def unit(self) -> str:
         """What is numbered in messages."""
-        return "row" if self.text is None else "line"
+        return "line" if isinstance(self.content, TextFile) else "row"
 
     def check_present(self, wanted: Iterable[str]) -> None:
         """Raise ValueError unless the file has all wanted columns."""
@@ -49,92 +50,78 @@ class Source:
 
     def first_rows(self, names: Sequence[str], limit: int) -> pl.DataFrame:
         """At most ``limit`` of the first rows; those of a text file as text, from its first block."""
-        if self.table is not None:
-            with _naming(self.path):
-                frame = self.table.select(names).head(limit).collect()
-        else:
-            assert self.text is not None
-            malformed = Malformed(str(self.path), len(self.text.head.data))
-            layout = self._layout(dict.fromkeys(names, pl.String), ())
-            parts = parse([self.text.head], layout, malformed, self.header_lines)
-            frame = pl.concat([pl.DataFrame(schema=dict(layout.types)), *(part.frame for part in parts)]).head(limit)
+        if isinstance(self.content, TextFile):
+            head = self.content.head
+            malformed = Malformed(str(self.path), len(head))
+            layout = TextLayout(list(self.schema), dict.fromkeys(names, pl.String), self.separator, self.is_csv)
+            (rows,) = parse([(head, 1.0)], layout, malformed, has_header=self.is_csv)
+            frame = rows.frame.head(limit)
             if malformed.count and not frame.height:
                 line, reason = malformed.first[0]
                 raise ValueError(f"{self.path} has no line that can be read: line {line}: {reason}")
+        else:
+            with _naming(self.path):
+                frame = self.content.select(names).head(limit).collect()
         if not frame.height:
             raise ValueError(f"{self.path} has no rows")
         return frame
 
-    def rows(
-        self, types: Mapping[str, type[pl.DataType]], missing: tuple[str, ...], malformed: Malformed
-    ) -> Iterator[ParsedRows]:
-        """All rows in blocks; those of a text file can be read only once.
+    def rows(self, columns: Columns, transforms: Mapping[str, Transform], malformed: Malformed) -> Iterator[ParsedRows]:
+        """All well-formed rows in blocks; those of a text file can be read only once.
 
-        Args:
-            types: the columns that are read, with the types that the fields of a text file have.
-            missing: fields of a text file that stand for a missing value, besides empty ones.
-            malformed: where malformed lines are counted.
+        Numbers become floats, categories text, and bags lists of text. Labels are in the column ``LABEL``, as 0 and 1.
         """
-        self.check_present(types)
-        if self.text is not None:
-            yield from parse(self.text.chunks(), self._layout(types, missing), malformed, self.header_lines)
+        self.check_present(columns.all)
+        for batch in self._blocks(columns, malformed):
+            labels: list[pl.Series] = []
+            if columns.label is not None:
+                label, dtype = pl.col(columns.label), batch.frame.schema[columns.label]
+                clicks = values.clicks(label, dtype, columns.positive, columns.missing)
+                batch = batch._replace(frame=batch.frame.with_columns(clicks.alias(LABEL)))
+                rule = values.label_rule(columns.positive)
+                batch = malformed.filtered(batch, columns.label, rule, pl.col(LABEL).is_null())
+                labels = [batch.frame[LABEL]]
+            batch = batch._replace(frame=values.features(batch.frame, columns).with_columns(labels))
+            yield values.as_float32(batch, transforms, malformed)
+
+    def _blocks(self, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:
+        if isinstance(self.content, TextFile):
+            types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
+            layout = TextLayout(list(self.schema), types, self.separator, self.is_csv, columns.missing)
+            yield from parse(self.content.chunks(), layout, malformed, has_header=self.is_csv)
             return
-        assert self.table is not None
         with _naming(self.path):
-            total = self.table.select(pl.len()).collect().item()
+            total = self.content.select(pl.len()).collect().item()
             for start in range(0, total, PARQUET_ROWS):
-                frame = self.table.select(*types).slice(start, PARQUET_ROWS).collect()
+                frame = self.content.select(columns.all).slice(start, PARQUET_ROWS).collect()
                 stop = start + frame.height
                 yield ParsedRows(frame, np.arange(start + 1, stop + 1), stop / total)
-
-    def _layout(self, types: Mapping[str, type[pl.DataType]], missing: tuple[str, ...]) -> TextLayout:
-        return TextLayout(list(self.schema), types, self.separator, quoted=self.quoted, missing=missing)
 
 
 def open_source(path: Path, separator: str | None = None, label: str | None = None, size: int = BLOCK_BYTES) -> Source:
     """Open a CSV file with a header line (plain or gzip), or a Parquet file (a name that ends in ``.parquet``).
 
-    Args:
-        path: the file.
-        separator: separator between the fields of a CSV file; None means the first of ``, ; tab |`` with which
-            ``label`` is a column, or if none is, the one that makes the most columns.
-        label: name of a column.
-        size: bytes of text that are parsed at a time.
-
-    Raises:
-        ValueError: if the file is empty, damaged or of another kind.
+    Without a separator, that of a CSV file is the first of ``, ; tab |`` with which ``label`` is a column, or if none
+    is, the one that makes the most columns. ``size`` bytes of text are parsed at a time.
     """
     files.check_is_file(path)
     if path.suffix == ".parquet":
         with _naming(path):
             table = pl.scan_parquet(path, glob=False)  # "[", "*" and "?" of a name stand for themselves
-            return Source(path, table.collect_schema(), separator or SEPARATORS[0], table=table)
+            return Source(path, table.collect_schema(), table, separator or SEPARATORS[0])
     text = TextFile(path, size)
-    for magic, kind in BINARY.items():
-        if text.head.data.startswith(magic):
-            raise ValueError(f"{path} is {kind} file, but must be CSV, or Parquet with a name that ends in .parquet")
+    if text.head.startswith(b"PAR1"):
+        raise ValueError(f"{path} is a Parquet file: its name must end in .parquet")
     if separator is None:
-        headers = {separator: _header(text, separator) for separator in SEPARATORS}
-        most = max(SEPARATORS, key=lambda separator: max(len(headers[separator]), 1))
-        separator = next((separator for separator in SEPARATORS if label in headers[separator]), most)
+        first_line = text.head.partition(b"\n")[0].decode(errors="replace")
+        columns = {each: [name.strip('\r"') for name in first_line.split(each)] for each in SEPARATORS}
+        most = max(SEPARATORS, key=lambda each: len(columns[each]))
+        separator = next((each for each in SEPARATORS if label in columns[each]), most)
     check_separator("separator", separator)
-    names, header_lines = text.header(separator)
+    names = text.header(separator)
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(f"{path} has more than one column {', '.join(map(repr, repeated[:5]))}")
-    return Source(path, dict.fromkeys(names, pl.String()), separator, text, header_lines=header_lines)
-
-
-def _header(text: TextFile, separator: str) -> list[str]:
-    try:
-        return text.header(separator)[0]
-    except ValueError:  # quotes that make no sense with this separator
-        return []
-
-
-def check_separator(name: str, value: str) -> None:
-    """Raise ValueError unless ``value`` can separate fields or values."""
-    if len(value) != 1 or not value.isascii() or value in '"\r\n\0':
-        raise ValueError(f"{name} ({value!r}) must be one ASCII character, and no quote or line end")
+    return Source(path, dict.fromkeys(names, pl.String()), text, separator)
 
 
 @contextmanager

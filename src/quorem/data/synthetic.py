@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import check_int
 from ..files.provenance import versions
 from ..paper.hashing import GOLDEN, mix
 from .batches import Batch
-from .folder import Folder, Progress
+from .columns import Columns
+from .folder import Progress, new_folder
+from .meta import Meta
 from .prepared import Prepared
-from .shape import CARDINALITIES, day_split, day_starts
+from .shape import CARDINALITIES, day_split
 
 CALIBRATION_ROWS = 1 << 14
 CHUNK_ROWS = 1 << 12  # fits in the cache
@@ -69,12 +72,10 @@ class ClickLog:
         object.__setattr__(self, "cardinalities", tuple(self.cardinalities))
         if not self.cardinalities or not all(1 <= n < 2**31 for n in self.cardinalities):
             raise ValueError(f"cardinalities ({self.cardinalities}) must be one or more numbers in [1, 2**31)")
-        if self.num_dense < 0:
-            raise ValueError(f"num_dense ({self.num_dense}) must be at least 0")
+        check_int("num_dense", self.num_dense, 0)
+        check_int("seed", self.seed, 0, 2**31 - 1)
         if not 0 < self.click_rate < 1:
             raise ValueError(f"click_rate ({self.click_rate}) must be in (0, 1)")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed ({self.seed}) must be in [0, 2**31)")
 
     def draw(self, start: int, stop: int) -> "Draw":
         """Rows ``[start, stop)``. A row is the same in every call that includes it.
@@ -85,20 +86,14 @@ class ClickLog:
         """
         if not 0 <= start <= stop:
             raise ValueError(f"start ({start}) and stop ({stop}) must be 0 <= start <= stop")
-        rows = stop - start
-        labels = torch.empty(rows, dtype=torch.uint8, device="cpu")
-        dense = torch.empty(rows, self.num_dense, device="cpu")
-        ids = torch.empty(rows, len(self.cardinalities), dtype=torch.int32, device="cpu")
-        probability = torch.empty(rows, dtype=torch.float64, device="cpu")
-
-        def fill(first: int) -> None:
-            chunk = self.chunk(first)
-            target = slice(max(first - start, 0), min(first + CHUNK_ROWS, stop) - start)
-            source = slice(max(start - first, 0), min(stop - first, CHUNK_ROWS))
-            labels[target], probability[target] = chunk.labels[source], chunk.probability[source]
-            dense[target], ids[target] = chunk.logs[:, source].T, chunk.ids[:, source].T
-
-        in_threads(fill, range(start - start % CHUNK_ROWS, stop, CHUNK_ROWS))
+        first = start - start % CHUNK_ROWS
+        chunks = in_threads(self.chunk, range(first, max(stop, first + 1), CHUNK_ROWS))
+        labels, dense, ids, probability = (
+            torch.cat(parts)[start - first : stop - first]
+            for parts in zip(
+                *((c.labels.byte(), c.logs.T.float(), c.ids.T.int(), c.probability) for c in chunks), strict=True
+            )
+        )
         return Draw(Batch(labels, dense, ids), probability)
 
     def chunk(self, start: int) -> "Chunk":
@@ -106,22 +101,21 @@ class ClickLog:
 
         It is never cut: functions may round the last elements of a tensor differently.
         """
-        scales = _calibration(self)
-        bits = self._bits(start, start + CHUNK_ROWS)
-        features = len(self.cardinalities)
-        ids, counts = self._ids(bits[:features]), self._counts(bits[features:-1])
-        logs = counts.clamp(min=0).double().log1p()
-        log_odds = torch.full_like(bits[-1], scales.bias, dtype=torch.float64)
-        for scale, effect in zip(scales.effects, self._effects(ids, logs), strict=True):
+        scales, bias = _calibration(self)
+        ids, counts, logs, bits = self._drawn(start, start + CHUNK_ROWS)
+        log_odds = torch.full_like(bits, bias, dtype=torch.float64)
+        for scale, effect in zip(scales, self._effects(ids, logs), strict=True):
             log_odds += effect.double().mul_(scale)
         probability = log_odds.sigmoid_()
-        return Chunk(_uniform(bits[-1]) < probability, counts, logs, ids, probability)
+        return Chunk(_uniform(bits) < probability, counts, logs, ids, probability)
 
-    def _bits(self, start: int, stop: int) -> Tensor:
-        """64 random bits per column and row, ``[F + num_dense + 1, B]``."""
-        columns = len(self.cardinalities) + self.num_dense + 1
+    def _drawn(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ids ``[F, B]``, counts and their logs ``[num_dense, B]``, and 64 random bits ``[B]`` for the labels."""
+        features, columns = len(self.cardinalities), len(self.cardinalities) + self.num_dense + 1
         row = torch.arange(start, stop, device="cpu") * columns
-        return _hash(row + torch.arange(columns, device="cpu")[:, None], self.seed)
+        bits = _hash(row + torch.arange(columns, device="cpu")[:, None], self.seed)
+        counts = self._counts(bits[features:-1])
+        return self._ids(bits[:features]), counts, counts.clamp(min=0).double().log1p(), bits[-1]
 
     def _ids(self, bits: Tensor) -> Tensor:
         n = torch.tensor(self.cardinalities, device=bits.device)[:, None]
@@ -162,31 +156,22 @@ class Chunk(NamedTuple):
     probability: Tensor
 
 
-class Scales(NamedTuple):
-    """The factors and the bias that turn integer effects into log-odds."""
-
-    effects: list[float]
-    bias: float
-
-
 @lru_cache(maxsize=16)
-def _calibration(log: ClickLog) -> Scales:
-    """Scales and bias, rounded, that give the wanted standard deviations and click rate on the first rows."""
-    bits = log._bits(0, CALIBRATION_ROWS)
-    ids = log._ids(bits[: len(log.cardinalities)])
-    logs = log._counts(bits[len(log.cardinalities) : -1]).clamp(min=0).double().log1p()
+def _calibration(log: ClickLog) -> tuple[list[float], float]:
+    """Scales of the effects and a bias, rounded, that give the wanted deviations and click rate on the first rows."""
+    ids, _, logs, _ = log._drawn(0, CALIBRATION_ROWS)
     effects = [effect.double().numpy() for effect in log._effects(ids, logs)]
     scales = []
     for effect, target in zip(effects, DEVIATIONS, strict=True):
         deviation = effect.std()
-        scales.append(_rounded(target / deviation) if deviation > 0 else 0.0)
+        scales.append(float(f"{target / deviation:.6g}") if deviation > 0 else 0.0)
     log_odds = sum(effect * scale for effect, scale in zip(effects, scales, strict=True))
     low, high = -100.0, 100.0
     while high - low > 1e-9:
         middle = (low + high) / 2
         rate = (1 / (1 + np.exp(-(log_odds - np.mean(log_odds) + middle)))).mean()
         low, high = (middle, high) if rate < log.click_rate else (low, middle)
-    return Scales(scales, _rounded(low - float(np.mean(log_odds))))
+    return scales, float(f"{low - np.mean(log_odds):.6g}")
 
 
 def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
@@ -200,10 +185,6 @@ def in_threads(work: Callable[[int], T], starts: Sequence[int]) -> list[T]:
             return list(pool.map(work, starts))
     finally:
         torch.set_num_threads(threads)
-
-
-def _rounded(x: float) -> float:
-    return float(f"{x:.6g}")
 
 
 def _hash(counter: Tensor, stream: int) -> Tensor:
@@ -238,40 +219,35 @@ def synthesize(
     out: str | os.PathLike[str],
     *,
     days: int = 7,
-    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
     """Write the first rows of a log as a prepared folder, with the best log loss that any model can reach.
 
-    For each split, ``meta.json`` holds the expected log loss of the true probabilities (``bayes_log_loss``) and their
-    log loss on the drawn labels (``true_log_loss``).
+    For each split, ``meta.json`` holds the expected log loss of the true probabilities (``bayes_log_loss``).
 
     Args:
         log: the hidden model.
         num_rows: number of rows.
         out: folder to write; it appears under this name only once it is complete.
         days: number of equal parts. The last part is halved into validation and test; the others train.
-        overwrite: replace prepared data in ``out``.
         progress: called with the stage, the fraction of it that is done, and the rows so far.
 
     Raises:
-        FileExistsError: if ``out`` exists and ``overwrite`` is False, or if it is not prepared data.
+        FileExistsError: if ``out`` exists.
         ValueError: if ``num_rows`` is below 1.
-        OSError: if the disk is full.
 
     >>> import tempfile
     >>> data = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=2), 70, tempfile.mkdtemp() + "/log")
     >>> data.num_rows, data.names, data.dense_names
     (70, ['C1', 'C2'], ['I1', 'I2'])
     """
-    if num_rows < 1:
-        raise ValueError(f"num_rows ({num_rows}) must be at least 1")
+    check_int("num_rows", num_rows)
     split = day_split(num_rows, days)
     base = np.cumsum([0, *log.cardinalities])
     counts = torch.zeros(int(base[-1]), dtype=torch.int64)
-    expected, realized = np.zeros(3), np.zeros(3)
+    expected = np.zeros(3)
     features = len(log.cardinalities)
-    with Folder(out, overwrite=overwrite) as folder:
+    with new_folder(out) as folder:
         labels = folder.array("labels.npy", np.uint8)
         dense = folder.array("dense.npy", np.float32, (log.num_dense,))
         ids = folder.array("categorical.npy", np.int32, (features,))
@@ -285,34 +261,25 @@ def synthesize(
             flat = (training + torch.from_numpy(base[:-1])).flatten()
             counts.index_add_(0, flat, torch.ones_like(flat))
             for k, (first, last) in enumerate(split.values()):
-                part = slice(max(first - start, 0), max(last - start, 0))
-                clicks, p = batch.labels[part].bool(), probability[part]
-                log_p, log_rest = p.log(), torch.log1p(-p)
-                expected[k] -= float((p * log_p + (1 - p) * log_rest).sum())
-                realized[k] -= float(torch.where(clicks, log_p, log_rest).sum())
+                p = probability[max(first - start, 0) : max(last - start, 0)]
+                expected[k] -= float((p * p.log() + (1 - p) * torch.log1p(-p)).sum())
             if progress is not None:
                 progress("draw", stop / num_rows, stop)
-        names = [f"C{k + 1}" for k in range(features)]
-        for k, name in enumerate(names):
+        numbers = tuple(f"I{k + 1}" for k in range(log.num_dense))
+        columns = Columns("label", numbers, tuple(f"C{k + 1}" for k in range(features)), missing=())
+        for k, name in enumerate(columns.categorical):
             folder.save_counts(name, counts[base[k] : base[k + 1]].numpy())
         sizes = np.array([max(last - first, 1) for first, last in split.values()])
         folder.commit(
-            {
-                "num_rows": num_rows,
-                "label": "label",
-                "dense": [f"I{k + 1}" for k in range(log.num_dense)],
-                "categorical": names,
-                "bags": [],
-                "cardinalities": list(log.cardinalities),
-                "split": {name: list(bounds) for name, bounds in split.items()},
-                "day_starts": day_starts(num_rows, days),
-                "null_id": 0,
-                "unknown_id": None,
-                "first_token_id": None,
-                "config": {"synthetic": asdict(log), "days": days},
-                "bayes_log_loss": dict(zip(split, (expected / sizes).tolist(), strict=True)),
-                "true_log_loss": dict(zip(split, (realized / sizes).tolist(), strict=True)),
-                "versions": versions(),
-            }
+            Meta(
+                num_rows=num_rows,
+                columns=columns,
+                cardinalities=list(log.cardinalities),
+                split=split,
+                transforms=dict.fromkeys(columns.dense, "none"),  # the numbers are transformed already
+                config={"synthetic": asdict(log), "days": days},
+                versions=versions(),
+                bayes_log_loss=dict(zip(split, (expected / sizes).tolist(), strict=True)),
+            )
         )
     return Prepared(out)

@@ -1,22 +1,81 @@
-"""The values of a table's columns as Polars expressions: categories as text, lists of them, labels and times."""
+"""The values of a table's columns as Polars expressions: numbers, categories as text, lists of them, and labels."""
 
-import operator
-import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from .columns import Columns
+from .malformed import Malformed, ParsedRows
+from .meta import Transform
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
-MISSING = ("NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NULL", "null", "None", "inf", "-inf", "Inf", "-Inf")
-TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
-BOUND = re.compile(r"(>=|<=|>|<)\s*([-+]?\d+(?:\.\d*)?)")
-COMPARISONS: dict[str, Callable[[pl.Expr, float], pl.Expr]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
+
+# "log" is the paper's, which turns numbers below 0 into 0; "signed_log" is the same for numbers of at least 0.
+TRANSFORMS: dict[Transform, Callable[[pl.Expr], pl.Expr]] = {
+    "log": lambda x: x.clip(0).log1p(),
+    "signed_log": lambda x: x.sign() * x.abs().log1p(),
+    "none": lambda x: x,
 }
+
+
+def features(frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """The features of some rows: numbers as floats, categories as text, bags as lists of text."""
+    numbers = [number(frame[name], columns.missing) for name in columns.dense]
+    categories = [
+        category_lists(frame[name], columns.multi_separator, columns.missing)
+        if name in columns.bags
+        else category(frame[name], columns.missing)
+        for name in columns.categorical
+    ]
+    return frame.select(numbers + categories)
+
+
+def number(values: pl.Series, missing: tuple[str, ...] = ()) -> pl.Expr:
+    """A column of numbers, which may be written as text, as in a CSV file; raises ValueError if one is none."""
+    column = pl.col(values.name)
+    if values.dtype == pl.String:
+        text = column.str.strip_chars(" ")
+        text = pl.when(~text.is_in(["", *missing])).then(text)
+        numbers = text.cast(pl.Float64, strict=False)
+        wrong = values.to_frame().filter(numbers.is_null() & text.is_not_null()).to_series()
+        if len(wrong):
+            raise ValueError(f"{values.name} ({wrong[0]!r}) must be a number")
+        return numbers
+    if not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null)):
+        raise ValueError(f"{values.name} is {values.dtype} but must be numeric")
+    return column.cast(pl.Float64)
+
+
+def finite(name: str) -> pl.Expr:
+    """A column of floats, in which NaN and infinity are missing."""
+    return pl.when(pl.col(name).is_finite()).then(pl.col(name))
+
+
+def dense(frame: pl.DataFrame, transforms: Mapping[str, Transform]) -> NDArray[np.float32]:
+    """Columns of floats as dense features ``[N, F]``, each after its transform; a missing number is 0.
+
+    >>> frame = pl.DataFrame({"a": [-3, None, 1], "b": [-3, None, 1]}).cast(pl.Float64)
+    >>> dense(frame, {"a": "log", "b": "signed_log"}).round(2)
+    array([[ 0.  , -1.39],
+           [ 0.  ,  0.  ],
+           [ 0.69,  0.69]], dtype=float32)
+    """
+    if not transforms:
+        return np.empty((frame.height, 0), np.float32)
+    features = (TRANSFORMS[kind](finite(name).fill_null(0)) for name, kind in transforms.items())
+    return frame.select(feature.cast(pl.Float32) for feature in features).to_numpy(order="c")
+
+
+def as_float32(rows: ParsedRows, transforms: Mapping[str, Transform], malformed: Malformed) -> ParsedRows:
+    """The rows whose numbers float32 can represent; the others are added to ``malformed``."""
+    for name, kind in transforms.items():
+        if kind == "none":
+            is_large = finite(name).abs() > LARGEST_FLOAT32
+            rows = malformed.filtered(rows, name, f"must be at most {LARGEST_FLOAT32:.4g}, as float32", is_large)
+    return rows
 
 
 def category_text(values: pl.Expr, dtype: pl.DataType, missing: tuple[str, ...] = ()) -> pl.Expr:
@@ -68,6 +127,11 @@ def category_lists(values: pl.Series, separator: str, missing: tuple[str, ...]) 
     return lists.list.eval(category_text(pl.element(), pl.String(), missing)).alias(values.name)
 
 
+def flat(lists: pl.Series) -> pl.Series:
+    """The values of all lists, one after another."""
+    return lists.filter(lists.list.len() > 0).explode()
+
+
 def label_rule(positive: str | None) -> str:
     """What a label must be if ``clicks`` is to understand it."""
     if positive is None:
@@ -78,12 +142,8 @@ def label_rule(positive: str | None) -> str:
 def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: tuple[str, ...] = ()) -> pl.Expr:
     """Labels as 1 for a click and 0 for none; null for a label that is missing or breaks ``label_rule``.
 
-    Args:
-        values: the labels.
-        dtype: their type.
-        positive: the value that is a click, all others being none; or a bound that clicks reach, as in ``">=4"``. None
-            means that labels are 0 or 1, or true or false.
-        missing: texts that stand for a missing label.
+    ``positive`` is the value that is a click, all others being none; or the least one that is, as in ``">=4"``. None
+    means that labels are 0 or 1, or true or false.
 
     >>> ratings = pl.Series("rating", ["5", "3.5", "4", "good"])
     >>> pl.select(clicks(pl.lit(ratings), ratings.dtype, ">=4")).to_series().to_list()
@@ -95,38 +155,10 @@ def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: t
     numbers = text.cast(pl.Float64, strict=False).fill_nan(None)
     if positive is None:
         return pl.when(numbers.is_in([0.0, 1.0])).then(numbers).cast(pl.UInt8)
-    if (bound := BOUND.fullmatch(positive.strip())) is not None:
-        return COMPARISONS[bound[1]](numbers, float(bound[2])).cast(pl.UInt8)
-    is_equal = text == positive.strip()
-    with suppress(ValueError):  # it may be no number
-        is_equal = is_equal | (numbers == float(positive)).fill_null(False)
-    return is_equal.cast(pl.UInt8)
-
-
-def time_numbers(name: str, dtype: pl.DataType) -> pl.Expr:
-    """A column of times as floats: numbers are unchanged, ISO dates and times become microseconds, other text null."""
-    values = pl.col(name)
-    if dtype in (pl.Categorical, pl.Enum):
-        values, dtype = values.cast(pl.String), pl.String()
-    if dtype == pl.String:
-        return pl.coalesce(values.str.strip_chars().cast(pl.Float64, strict=False), iso_times(values))
-    if dtype in (pl.Date, pl.Datetime):
-        values = values.cast(pl.Datetime("us"))
-    elif not (dtype.is_numeric() or dtype.is_temporal() or dtype in (pl.Boolean, pl.Null)):
-        raise ValueError(f"{name} is {dtype} but must hold numbers, dates or times")
-    return values.to_physical().cast(pl.Float64)
-
-
-def iso_times(text: pl.Expr) -> pl.Expr:
-    """ISO dates and times as microseconds; null for other text.
-
-    >>> pl.select(iso_times(pl.Series(["1970-01-01T00:00:01Z", "1970-01-02", "Monday"]))).to_series().to_list()
-    [1000000.0, 86400000000.0, None]
-    """
-    text = text.str.strip_chars().str.replace("T", " ", literal=True).str.replace("Z$", "")
-    local = [text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS]
-    zoned = [
-        text.str.to_datetime(form + "%z", time_unit="us", strict=False).dt.replace_time_zone(None)
-        for form in TIME_FORMATS[:2]
-    ]
-    return pl.coalesce(*(moment.cast(pl.Int64).cast(pl.Float64) for moment in (*local, *zoned)))
+    if positive.startswith(">="):
+        try:
+            least = float(positive.removeprefix(">="))
+        except ValueError:
+            raise ValueError(f"positive ({positive!r}) must be a value of the label, or a bound as '>=4'") from None
+        return (numbers >= least).cast(pl.UInt8)
+    return (text == positive.strip()).cast(pl.UInt8)

@@ -1,8 +1,6 @@
 """Aggregate finished runs to a figure's numbers: mean and deviation over trials, optimizer chosen by validation."""
 
-import csv
 import dataclasses
-import io
 import json
 import shlex
 from collections.abc import Sequence
@@ -11,38 +9,31 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-import torch
-
-from .. import models
-from ..files.atomic import write
 from ..paper.schemes import to_json
 from ..training.config import RunConfig
-from ..training.model import collection_of
 from ..training.run import read_config, read_metrics, read_result
-from ..training.tables import tables_of_run
 from . import words
-from .figures import Axes, CurvePoint, Dataset, Figure, FigurePlan, Made, PlannedPoint, Result, grouped
+from .figures import Axes, CurvePoint, Dataset, Figure, Made, Result, grouped
 
 
-def aggregate(plan: FigurePlan, folder: Path) -> Figure:
-    """The figure of a plan, from the runs in a sweep's folder that are finished.
+def aggregate(planned: Figure, folder: Path) -> Figure:
+    """A planned figure with the numbers of the runs in a sweep's folder that are finished.
 
     A point without a finished run is left out, unless the figure only counts parameters.
     """
-    points, made = [], plan.made
-    for point in plan.points:
-        runs = [(config, folder / "runs" / config.key()) for config in point.runs]
-        finished = [run for config, path in runs if (run := finished_run(config, path))]
-        if finished:
-            made = dataclasses.replace(made, **facts_of(finished[0]))
-            trained = result_of(point.series, point.x, finished, made.data.path)
-            if plan.axes.y != "parameters":
-                failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in point.runs)
-                trained = dataclasses.replace(trained, missing=len(runs) - len(finished), failed=failed)
-            points.append(trained)
-        elif plan.axes.y == "parameters":
-            points.append(counted(point, made.data))
-    return Figure(axes=plan.axes, made=made, points=points)
+    points, made = [], planned.made
+    for point in planned.points:
+        configs = planned.runs(point)
+        runs = [run for config in configs if (run := finished_run(config, folder / "runs" / config.key()))]
+        if runs:
+            made = dataclasses.replace(made, **facts_of(runs[0]))
+            point = result_of(point.series, point.x, runs, made.data.path)
+            if planned.axes.y != "parameters":
+                failed = sum((folder / "errors" / f"{config.key()}.json").exists() for config in configs)
+                point = dataclasses.replace(point, missing=len(configs) - len(runs), failed=failed)
+        if runs or planned.axes.y == "parameters":
+            points.append(point)
+    return Figure(axes=planned.axes, made=made, points=points)
 
 
 class FinishedRun(NamedTuple):
@@ -54,11 +45,7 @@ class FinishedRun(NamedTuple):
 
 
 def finished_run(config: RunConfig, folder: Path) -> FinishedRun | None:
-    """The run in a folder, if it is finished.
-
-    Raises:
-        ValueError: if its result is damaged.
-    """
+    """The run in a folder, if it is finished."""
     path = folder / "result.json"
     if not path.exists():
         return None
@@ -76,11 +63,7 @@ def facts_of(run: FinishedRun) -> dict[str, Any]:
 def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: str) -> Result:
     """The numbers of a point: those of its finished runs with the optimizer that has the lower mean validation loss.
 
-    Args:
-        series: name of the point's line.
-        x: the point's x coordinate on the line.
-        runs: finished runs, with any optimizer and seed.
-        data: folder of the data, for the command.
+    ``data`` is the folder of the data, for the command.
     """
     by_optimizer: dict[str, list[FinishedRun]] = grouped(runs, lambda run: run.config.optimizer)
     others: dict[str, dict[str, float]] = {
@@ -91,12 +74,13 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
     best = min(others, key=lambda name: (not isfinite(others[name]["validation"]), others[name]["validation"]))
     chosen = by_optimizer[best]
     first = chosen[0]
+    numbers: dict[str, Any] = {
+        name: first.result[name] for name in ("parameters", "bytes", "embedding_parameters", "embedding_bytes")
+    }
     metrics = {"test": ("test", "log_loss"), "validation": ("validation", "log_loss"), "auc": ("test", "auc")}
-    moments: dict[str, Any] = {}
     for name, (split, metric) in metrics.items():
         values = [run.result[split][metric] for run in chosen]
-        moments[f"{name}_mean"], moments[f"{name}_sd"] = mean_and_deviation(values)
-    sizes = {name: first.result[name] for name in ("parameters", "bytes", "embedding_parameters", "embedding_bytes")}
+        numbers[f"{name}_mean"], numbers[f"{name}_sd"] = mean_and_deviation(values)
     return Result(
         network=first.config.network,
         series=series,
@@ -111,37 +95,12 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
         command=command_of(first.config, data),
         test_losses=[run.result["test"]["log_loss"] for run in chosen],
         curve=curve([run.folder / "metrics.jsonl" for run in chosen]),
-        **sizes,
-        **moments,
-    )
-
-
-def counted(point: PlannedPoint, data: Dataset) -> Result:
-    """A point without trained runs, for which only the parameters are counted."""
-    config = point.runs[0]
-    embeddings = collection_of(tables_of_run(config, data.cardinalities), config.row_dtype, "meta")
-    model = models.build(
-        config.network, embeddings, preset=config.preset, num_dense=data.num_dense, device=torch.device("meta")
-    )
-    return Result(
-        network=config.network,
-        series=point.series,
-        x=point.x,
-        parameters=sum(p.numel() for p in model.parameters()),
-        bytes=sum(p.nbytes for p in model.parameters()),
-        embedding_parameters=embeddings.num_parameters,
-        embedding_bytes=sum(p.nbytes for p in embeddings.parameters()),
-        config=without_seed(config),
-        command=command_of(config, data.path),
+        **numbers,
     )
 
 
 def figure_of_run(folder: Path) -> Figure:
-    """The figure of one run of ``quorem train``: its losses during training.
-
-    Raises:
-        ValueError: if the run is not finished, or a file of it is damaged.
-    """
+    """The figure of one run of ``quorem train``: its losses during training."""
     config = read_config(folder / "run.json")
     run = finished_run(config, folder)
     if run is None:
@@ -161,9 +120,6 @@ def figures_of_runs(folder: Path) -> list[Figure]:
     """For each data, a comparison of the finished runs below a folder by the bytes of their tables.
 
     Runs that differ by their seed alone are trials of one point. A series is a method of the paper, or ``plan``.
-
-    Raises:
-        ValueError: if a file of a run is damaged.
     """
     paths = sorted(path.parent for path in folder.rglob("run.json"))
     every = [run for path in paths if (run := finished_run(read_config(path / "run.json"), path))]
@@ -229,22 +185,3 @@ def command_of(config: RunConfig, data: str) -> str:
             continue
         parts += [f"--{option}"] if value is True else [f"--{option}", str(value)]
     return shlex.join(parts)
-
-
-CSV_COLUMNS = (
-    *("figure", "network", "series", "x", "optimizer", "trials", "test_mean", "test_sd", "validation_mean"),
-    *("validation_sd", "auc_mean", "auc_sd", "parameters", "bytes", "embedding_parameters", "embedding_bytes"),
-    *("missing", "failed", "rows", "epochs", "batch_size", "scheme", "threshold", "command"),
-)
-
-
-def write_csv(figure: Figure, path: Path) -> None:
-    """Write one line for each point; the deviation of a single trial is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for point in figure.points:
-        scheme = {"scheme": json.dumps(point.config["scheme"]), "threshold": point.config["threshold"]}
-        conditions = figure.conditions_of(point)._asdict()
-        writer.writerow({"figure": figure.axes.name, **vars(point), **conditions, **scheme})
-    write(path, text.getvalue())

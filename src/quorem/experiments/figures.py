@@ -1,29 +1,25 @@
-"""A figure: its axes, the points to train, and, once they are trained, the numbers of each point.
+"""A figure: its axes, and its points with their numbers.
 
-A point is one setting of one network, trained several times with each optimizer. ``FigurePlan`` says what to train;
-``Figure`` has the results. Both are files in a sweep's folder, so that drawing needs no training code.
+A point is one setting of one network, trained several times with each optimizer. A sweep's folder has its figures
+before training, with the settings and sizes of their points; ``aggregate`` fills in the numbers of finished runs.
 """
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from ..checks import check_choice
+from ..checks import check_options
 from ..data.prepared import Prepared
 from ..files import atomic as files
 from ..files.checked_json import build
 from ..training.config import RunConfig
 from ..training.model import data_identity
 
-PLAN_FORMAT = "quorem-plan-2"
 CurvePoint = tuple[float, float | None, float | None]  # step, mean and deviation of the loss
-XAxis = Literal["x", "parameters", "embedding_bytes", "step"]
-YAxis = Literal["test", "validation", "parameters"]
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -55,9 +51,9 @@ class Axes:
 
     name: str
     title: str
-    x: XAxis = "x"
+    x: Literal["x", "parameters", "embedding_bytes", "step"] = "x"
     x_label: str
-    y: YAxis = "test"
+    y: Literal["test", "validation", "parameters"] = "test"
     y_label: str = "test log loss"
     x_log: bool = False
     y_log: bool = False
@@ -68,8 +64,7 @@ class Axes:
         """Check the names."""
         if not re.fullmatch(r"[\w .-]+", self.name):
             raise ValueError(f"name ({self.name!r}) must be letters, digits, spaces, '_', '.' and '-': it names files")
-        check_choice("x", self.x, XAxis)
-        check_choice("y", self.y, YAxis)
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,28 +98,16 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A point once trained: means and standard deviations (n - 1) over its trials with the chosen optimizer.
+    """A point: means and standard deviations (n - 1) over its trials with the chosen optimizer; None until trained.
 
-    Args:
-        optimizer: the chosen optimizer, with the lower mean validation loss.
-        others: mean validation and test loss with each optimizer, including the chosen one.
-        test_losses: test loss of each trial.
-        curve: step, mean and deviation of the validation loss during training; empty if it was not measured.
-            As in ``test_sd``, ``validation_sd`` and ``auc_sd``, the deviation of a single trial is None.
-        trials: number of finished trials. ``missing`` trials (with any optimizer) are not finished, of which
-            ``failed`` failed. Without finished trials, as in a figure that only counts parameters, means and
-            deviations are None.
-        seconds: mean time of a training; 0 if it is not known.
-        config: configuration of the runs, without the seed.
-        runs: keys of the runs, which are the names of their folders.
-        command: the command that trains the first trial alone.
+    The deviation of a single trial is None.
     """
 
     network: str
     series: str
     x: float | None
-    optimizer: str = ""
-    trials: int = 0
+    optimizer: str = ""  # the one with the lower mean validation loss
+    trials: int = 0  # that are finished
     test_mean: float | None = None
     test_sd: float | None = None
     validation_mean: float | None = None
@@ -136,19 +119,20 @@ class Result:
     embedding_parameters: int
     embedding_bytes: int
     rows_per_second: float = 0.0
-    seconds: float = 0.0
-    others: dict[str, dict[str, float]] = field(default_factory=dict)
-    config: dict[str, Any]
-    runs: list[str] = field(default_factory=list)
-    command: str
-    test_losses: list[float] = field(default_factory=list)
-    curve: list[CurvePoint] = field(default_factory=list)
-    missing: int = 0
-    failed: int = 0
+    seconds: float = 0.0  # mean time of a training; 0 if it is not known
+    others: dict[str, dict[str, float]] = field(default_factory=dict)  # mean losses with each optimizer
+    config: dict[str, Any]  # of the runs, without the seed
+    runs: list[str] = field(default_factory=list)  # their keys, which are the names of their folders
+    command: str  # that trains the first trial alone
+    test_losses: list[float] = field(default_factory=list)  # of each trial
+    curve: list[CurvePoint] = field(default_factory=list)  # validation loss during training, if it was measured
+    missing: int = 0  # trials with any optimizer that are not finished
+    failed: int = 0  # of the missing ones
 
-    def loss(self, split: str) -> tuple[float | None, float | None]:
-        """Mean and deviation of the log loss on a split, ``"test"`` or ``"validation"``."""
-        return getattr(self, f"{split}_mean"), getattr(self, f"{split}_sd")
+    @property
+    def loss(self) -> float:
+        """The mean test loss; NaN until trained."""
+        return math.nan if self.test_mean is None else self.test_mean
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -182,7 +166,7 @@ class Dataset:
             name=prepared.path.absolute().name,
             path=str(prepared.path),
             identity=data_identity(prepared),
-            rows={name: len(prepared.split(name, check=False)) for name in ("train", "validation", "test")},
+            rows=prepared.meta.rows,
             num_dense=len(prepared.dense_names),
             cardinalities=list(prepared.cardinalities),
         )
@@ -190,20 +174,13 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """How the numbers of a figure were made.
-
-    Args:
-        command: the command that made them.
-        data: the data that all runs were trained on.
-        trials: seeds of each setting.
-        optimizers: optimizers of each setting.
-    """
+    """How the numbers of a figure were made."""
 
     command: str
-    data: Dataset
+    data: Dataset  # that all runs were trained on
     date: str = ""
-    trials: int = 1
-    optimizers: list[str] = field(default_factory=list)
+    trials: int = 1  # seeds of each setting
+    optimizers: list[str] = field(default_factory=list)  # of each setting
     device: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     commit: str | None = None
@@ -244,65 +221,27 @@ class Figure:
         """The conditions of the points, each once; if there are several, no point is called the best."""
         return list(dict.fromkeys(map(self.conditions_of, self.points)))
 
+    def runs(self, point: Result) -> list[RunConfig]:
+        """The runs of a point: with each optimizer, seeds 0, 1, ..."""
+        try:
+            run = RunConfig.from_json(json.dumps(point.config))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.axes.name}: configuration of point {point.series!r}: {error}") from None
+        if run.data != self.made.data.identity:
+            raise ValueError(f"{self.axes.name}: point {point.series!r} must have runs on the data of the figure")
+        trials: list[dict[str, Any]] = [
+            {"optimizer": name, "seed": seed} for name in self.made.optimizers for seed in range(self.made.trials)
+        ]
+        return [replace(run, **trial) for trial in trials]
+
     def write(self, path: Path) -> None:
         """Write as JSON."""
-        files.write(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        files.write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Figure":
-        """The figure that ``write`` wrote.
-
-        Raises:
-            ValueError: if the file does not contain a figure.
-        """
+        """The figure that ``write`` wrote."""
         try:
             return build(cls, files.read_json(path))
         except ValueError as error:
             raise ValueError(f"{path} does not hold a figure: {error}") from None
-
-
-@dataclass(frozen=True)
-class PlannedPoint:
-    """A point with its runs: a configuration for every optimizer and seed."""
-
-    series: str
-    x: float | None
-    runs: list[RunConfig]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FigurePlan:
-    """A figure and the runs for each of its points."""
-
-    axes: Axes
-    made: Made
-    points: list[PlannedPoint]
-    format: str = PLAN_FORMAT
-
-    def __post_init__(self) -> None:
-        """Check that each point has runs, on the data of the figure."""
-        if self.format != PLAN_FORMAT:
-            raise ValueError(f"format ({self.format!r}) must be {PLAN_FORMAT!r}")
-        for point in self.points:
-            if {config.data for config in point.runs} != {self.made.data.identity}:
-                raise ValueError(f"point {point.series!r} must have runs on the data of the figure")
-
-    def write(self, path: Path) -> None:
-        """Write as JSON."""
-        runs = [[json.loads(config.to_json()) for config in point.runs] for point in self.points]
-        points = [{"series": p.series, "x": p.x, "runs": r} for p, r in zip(self.points, runs, strict=True)]
-        contents = {"axes": dataclasses.asdict(self.axes), "made": dataclasses.asdict(self.made), "points": points}
-        files.write_json(path, {"format": self.format, **contents})
-
-    @classmethod
-    def read(cls, path: Path) -> "FigurePlan":
-        """The plan that ``write`` wrote.
-
-        Raises:
-            ValueError: if the file does not contain a plan.
-        """
-        try:
-            converters = {RunConfig: lambda run: RunConfig.from_json(json.dumps(run))}
-            return build(cls, files.read_json(path), converters=converters)
-        except ValueError as error:
-            raise ValueError(f"{path} does not hold a plan: {error}") from None

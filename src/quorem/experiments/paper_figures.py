@@ -1,23 +1,15 @@
-"""The paper's figures 4 to 7 and table 1 (sections 5.3 and 5.4), and two figures beyond it: what each draws and trains.
+"""The paper's figures 4 to 7 and table 1 (sections 5.3 and 5.4): what each draws and trains.
 
 Settings that figures share are the same runs, so each is trained once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from .. import models
-from ..data.shape import CARDINALITIES
-from ..modules.collection import EmbeddingCollection, Table
-from ..paper.schemes import QR, ChineseRemainder, GeneralizedQR, Hash, Scheme
 from ..paper.sizes import ceil_div
-from ..planner import plan
 from ..training.config import RunConfig
-from ..training.tables import scheme_of, tables_of
+from ..training.tables import scheme_of
 from .figures import Axes, Point
 
 METHODS = ("hash", "feature", "concat", "add", "mult")  # the lines of figures 5 to 7, beside the full tables
@@ -33,23 +25,13 @@ TABLE_1_LOSSES = {  # as printed
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What all figures of one reproduction have in common.
+    """What all figures of one reproduction have in common."""
 
-    Args:
-        cardinalities: number of ids of each feature.
-        num_rows: number of rows of the training data.
-        networks: networks to train.
-        max_rows: train on so many first rows only; None for all.
-        collisions: numbers of collisions of figure 5.
-        frequencies: how often each id occurs in the training rows, by feature; for plans.
-    """
-
-    cardinalities: Sequence[int]
-    num_rows: int
+    cardinalities: Sequence[int]  # number of ids of each feature
+    num_rows: int  # of the training data
     networks: Sequence[str] = ("dcn", "dlrm")
-    max_rows: int | None = None
-    collisions: Sequence[int] = (2, 3, 4, 5, 6, 7, 60)
-    frequencies: Mapping[str, Tensor] | None = None
+    max_rows: int | None = None  # train on so many first rows only
+    collisions: Sequence[int] = (2, 3, 4, 5, 6, 7, 60)  # of figure 5
 
     def points(
         self, method: str, num_collisions: int = 4, *, threshold: int = 0, x: float | None = None
@@ -108,70 +90,6 @@ def table1_points(study: Study) -> list[Point]:
     return points
 
 
-SHARES = (4, 16, 60, 250, 1000)  # rows or bytes of the full tables for each of those stored
-
-
-def schemes_of_share(share: int) -> dict[str, Scheme]:
-    """Schemes that store ``1 / share`` of the rows; or the fewest that cover the ids, if those are more."""
-    result: dict[str, Scheme] = {"hash": Hash(share), "mult": QR(share)}
-    for k in (2, 3, 4):
-        result[f"generalized, k={k}"] = GeneralizedQR(k, num_collisions=share)
-        result[f"chinese, k={k}"] = ChineseRemainder(k, num_collisions=share)
-    return result
-
-
-def budgets_points(study: Study) -> list[Point]:
-    """2, 3 and 4 tables at equal rows: two cannot have fewer than 2 sqrt(n), three or four can.
-
-    A scheme that has reached its smallest size is not repeated.
-    """
-    result, seen = study.points("full"), set()
-    for share in SHARES:
-        for series, scheme in schemes_of_share(share).items():
-            if (layout := (series, rows_of(scheme, study.cardinalities))) not in seen:
-                seen.add(layout)
-                result += study.of_each_network(series, share, {"scheme": scheme})
-    return result
-
-
-def rows_of(scheme: Scheme, cardinalities: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Number of rows of each stored table, for each feature.
-
-    >>> rows_of(GeneralizedQR(3, num_collisions=60), [10**6, 1000])
-    ((5556, 5556, 5555), (10, 10, 10))
-    """
-    return tuple(tuple(rows for rows, _ in scheme.spec(n, RunConfig.embedding_dim).shapes) for n in cardinalities)
-
-
-def plans_points(study: Study) -> list[Point]:
-    """Hashing, quotient-remainder, and plans by counts in 32, 8 and 4 bits at equal bytes of serving.
-
-    Raises:
-        ValueError: if the study has no frequencies.
-    """
-    if study.frequencies is None:
-        raise ValueError("frequencies must be those of the data's training rows: plans are made by them")
-    tables = [
-        Table(name, n, RunConfig.embedding_dim, frequencies=counts)
-        for (name, counts), n in zip(study.frequencies.items(), study.cardinalities, strict=True)
-    ]
-    full = 4 * RunConfig.embedding_dim * sum(study.cardinalities)
-    plans: dict[str, tuple[Literal[8, 4], ...]] = {"plan": (), "plan, 8 bits": (8,), "plan, 4 bits": (4,)}
-    result = study.points("full")
-    for share in SHARES:
-        settings: dict[str, dict[str, Any]] = {"hash": {"scheme": Hash(share)}, "mult": {"scheme": QR(share)}}
-        for series, bits in plans.items():
-            try:
-                planned = plan(tables, full // share, optimizer=None, bits=bits)
-            except ValueError:  # the budget is below one row for each table
-                continue
-            if planned.bits == (bits or (None,))[0]:  # else all ids have rows in more bits: another series
-                settings[series] = {"plan": dict(planned), "bits": planned.bits}
-        for series, options in settings.items():
-            result += study.of_each_network(series, share, options)
-    return result
-
-
 FIGURE4 = Axes(
     name="figure4",
     title="Figure 4: validation loss over training, 4 collisions",
@@ -220,21 +138,6 @@ TABLE1 = Axes(
     + ", ".join(f"{name.upper()} {' / '.join(map(str, row.values()))}" for name, row in TABLE_1_LOSSES.items())
     + ": best at 64.",
 )
-BUDGETS = Axes(
-    name="budgets",
-    title="Beyond the paper: 2, 3 and 4 tables at equal budgets",
-    x="embedding_bytes",
-    x_label="bytes of the embedding tables",
-    x_log=True,
-    paper="Not in the paper, whose experiments have two tables, one of them large.",
-    baseline="full",
-)
-PLANS = replace(
-    BUDGETS,
-    name="plans",
-    title="Beyond the paper: plans by counts at equal bytes",
-    paper="Not in the paper, which names frequencies as what it leaves out.",
-)
 
 
 class Definition(NamedTuple):
@@ -244,32 +147,10 @@ class Definition(NamedTuple):
     points: Callable[[Study], list[Point]]
 
 
-PAPER_FIGURES = {
+FIGURES = {
     "figure4": Definition(FIGURE4, figure4_points),
     "figure5": Definition(FIGURE5, figure5_points),
     "figure6": Definition(FIGURE6, figure6_points),
     "figure7": Definition(FIGURE7, figure6_points),  # only their parameters are counted
     "table1": Definition(TABLE1, table1_points),
 }
-FIGURES = PAPER_FIGURES | {
-    "budgets": Definition(BUDGETS, budgets_points),
-    "plans": Definition(PLANS, plans_points),
-}
-
-
-def table1_parameters() -> dict[tuple[str, int], int]:
-    """Parameters of each cell of table 1, by network and hidden width, in the layout that gives the paper's numbers.
-
-    Nothing is allocated: the models are built on the meta device.
-
-    >>> table1_parameters()["dlrm", 64]
-    135746273
-    """
-    counts = {}
-    for network in models.PRESETS["table1"]:
-        for hidden in HIDDEN:
-            tables = tables_of(CARDINALITIES, scheme_of("path", TABLE_1_COLLISIONS, hidden=hidden))
-            embeddings = EmbeddingCollection(tables, device="meta")
-            model = models.build(network, embeddings, preset="table1", device=torch.device("meta"))
-            counts[network, hidden] = sum(p.numel() for p in model.parameters())
-    return counts

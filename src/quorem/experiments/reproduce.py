@@ -9,47 +9,60 @@ from typing import Any
 
 from .. import models
 from ..data.prepared import Prepared
+from ..modules.collection import EmbeddingCollection
 from ..training.config import DEFAULT_LRS, RunConfig
+from ..training.model import build_model
 from . import sweep
-from .aggregate import aggregate, figure_of_run, figures_of_runs, write_csv
-from .figures import Axes, Dataset, Figure, FigurePlan, Made, PlannedPoint, Point
+from .aggregate import aggregate, command_of, figure_of_run, figures_of_runs, without_seed
+from .figures import Axes, Dataset, Figure, Made, Point, Result
 from .paper_figures import FIGURES
 
 
 def plan(
     axes: Axes, points: Sequence[Point], data: Prepared, *, trials: int, optimizers: Sequence[str], command: str
-) -> FigurePlan:
-    """The runs of a figure: each point with each optimizer and seeds 0, 1, ..., ordered by optimizer, then by seed.
-
-    Raises:
-        ValueError: if an optimizer is unknown, or the options of a point are wrong.
-    """
+) -> Figure:
+    """A figure before training: settings and sizes of its points."""
     for name in optimizers:
         if name not in DEFAULT_LRS:
             raise ValueError(f"optimizers ({name!r}) must be of {', '.join(DEFAULT_LRS)}")
     dataset = Dataset.of(data)
-    every_trial: list[dict[str, Any]] = [{"optimizer": o, "seed": seed} for o in optimizers for seed in range(trials)]
     planned = []
     for point in points:
-        options = dict(point.options)
+        options: dict[str, Any] = {"data": dataset.identity, "optimizer": optimizers[0], "seed": 0}
+        if given := sorted(options.keys() & point.options.keys()):
+            raise ValueError(f"options of point {point.series!r} at {point.x}: {given[0]} is given by the command")
+        options |= point.options
         if isinstance(network := options.get("network"), str):
             options["network"] = models.pinned(network)  # with a digest of the user's file, if it names one
         try:
-            runs = [RunConfig(data=dataset.identity, **trial, **options) for trial in every_trial]
+            config = RunConfig(**options)
         except TypeError as error:
             raise ValueError(f"options of point {point.series!r} at {point.x}: {error}") from None
-        planned.append(PlannedPoint(point.series, point.x, runs))
+        planned.append(_untrained(point, config, data))
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     made = Made(command=command, date=date, data=dataset, trials=trials, optimizers=list(optimizers))
-    return FigurePlan(axes=axes, made=made, points=planned)
+    return Figure(axes=axes, made=made, points=planned)
 
 
-def from_file(path: Path, data: Prepared, *, trials: int, optimizers: Sequence[str], command: str) -> FigurePlan:
-    """The plan in a Python file that defines ``POINTS`` and optionally ``AXES``.
+def _untrained(point: Point, config: RunConfig, data: Prepared) -> Result:
+    """The point of a run before training; its model is built on the meta device, to count its parameters."""
+    model = build_model(config, data, "meta")
+    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    return Result(
+        network=config.network,
+        series=point.series,
+        x=point.x,
+        parameters=sum(p.numel() for p in model.parameters()),
+        bytes=sum(p.nbytes for p in model.parameters()),
+        embedding_parameters=tables.num_parameters,
+        embedding_bytes=sum(p.nbytes for p in tables.parameters()),
+        config=without_seed(config),
+        command=command_of(config, str(data.path)),
+    )
 
-    Raises:
-        ValueError: if the file does not run, or has no points.
-    """
+
+def from_file(path: Path, data: Prepared, *, trials: int, optimizers: Sequence[str], command: str) -> Figure:
+    """The figure of a Python file that defines ``POINTS`` and optionally ``AXES``, before training."""
     try:
         names = runpy.run_path(str(path))
     except Exception as error:
@@ -64,16 +77,16 @@ def from_file(path: Path, data: Prepared, *, trials: int, optimizers: Sequence[s
     return plan(axes, points, data, trials=trials, optimizers=optimizers, command=command)
 
 
-def begin(plans: Sequence[FigurePlan], out: Path, device: str) -> sweep.Sweep:
-    """Write the plans, and begin the sweep of their runs; figures that only count parameters need none.
+def begin(planned: Sequence[Figure], out: Path, device: str) -> sweep.Sweep:
+    """Write the figures, and begin the sweep of their runs; figures that only count parameters need none.
 
-    An earlier plan of a figure is replaced: the figure shows what was asked for last. Runs stay in the folder.
+    An earlier figure of that name is replaced: what was asked for last is shown. Runs stay in the folder.
     """
     (out / "plans").mkdir(parents=True, exist_ok=True)
-    for plan in plans:
-        plan.write(out / "plans" / f"{plan.axes.name}.json")
-    runs = [point.runs for plan in plans if plan.axes.y != "parameters" for point in plan.points]
-    return sweep.new(out, in_turns(runs, device), Path(plans[0].made.data.path), device)
+    for figure in planned:
+        figure.write(out / "plans" / f"{figure.axes.name}.json")
+    runs = [figure.runs(point) for figure in planned if figure.axes.y != "parameters" for point in figure.points]
+    return sweep.new(out, in_turns(runs, device), Path(planned[0].made.data.path), device)
 
 
 def failures(begun: sweep.Sweep) -> list[str]:
@@ -94,16 +107,11 @@ def in_turns(runs: Sequence[Sequence[RunConfig]], device: str) -> list[list[RunC
 
 
 def figures_in(folder: Path) -> list[Figure]:
-    """The figures of a sweep's folder, of one run, of a folder of finished runs, or of a folder of figures as JSON.
-
-    Raises:
-        FileNotFoundError: if there are none.
-        ValueError: if a file is not what it should be.
-    """
+    """The figures of a sweep's folder, of one run, of a folder of finished runs, or of a folder of figures as JSON."""
     if (folder / "run.json").exists():
         return [figure_of_run(folder)]
     if plans := sorted((folder / "plans").glob("*.json")):
-        figures = [aggregate(FigurePlan.read(path), folder) for path in plans]
+        figures = [aggregate(Figure.read(path), folder) for path in plans]
     else:
         figures = figures_of_runs(folder) or [Figure.read(path) for path in sorted(folder.rglob("*.json"))]
     if not figures:
@@ -113,13 +121,11 @@ def figures_in(folder: Path) -> list[Figure]:
 
 
 def publish(figures: Sequence[Figure], out: Path) -> None:
-    """Write each figure as JSON, CSV, PNG and PDF."""
-    from .report import draw
+    """Write each figure as JSON, PNG and PDF."""
+    from .report.charts import draw
 
     out.mkdir(parents=True, exist_ok=True)
     for figure in figures:
-        name = figure.axes.name
-        figure.write(out / f"{name}.json")
-        write_csv(figure, out / f"{name}.csv")
+        figure.write(out / f"{figure.axes.name}.json")
         if figure.points:
-            draw(figure, out / name)
+            draw(figure, out / figure.axes.name)

@@ -32,35 +32,28 @@ THREADS = 1  # torch's threads in each worker: if they depended on --workers, so
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What to train, and where.
-
-    Args:
-        folder: folder of the sweep.
-        runs: configurations, in the order of training; those of one inner list are trained at the same time.
-        data: folder of prepared data.
-        device: device of the runs.
-    """
+    """What to train, and where."""
 
     folder: Path
-    runs: Sequence[Sequence[RunConfig]]
-    data: Path
+    runs: Sequence[Sequence[RunConfig]]  # in the order of training; those of one inner list at the same time
+    data: Path  # folder of prepared data
     device: str
-
-    def is_done(self, config: RunConfig) -> bool:
-        """Whether a run is finished."""
-        return (self.run(config) / "result.json").exists()
 
     def run(self, config: RunConfig) -> Path:
         """The folder of a run."""
         return self.folder / "runs" / config.key()
 
-    def has_failed(self, config: RunConfig) -> bool:
-        """Whether a run failed."""
-        return self.error(config).exists()
-
     def error(self, config: RunConfig) -> Path:
         """The file in which a failure of a run is written."""
         return self.folder / "errors" / f"{config.key()}.json"
+
+    def is_done(self, config: RunConfig) -> bool:
+        """Whether a run is finished."""
+        return (self.run(config) / "result.json").exists()
+
+    def has_failed(self, config: RunConfig) -> bool:
+        """Whether a run failed."""
+        return self.error(config).exists()
 
     def is_settled(self, config: RunConfig) -> bool:
         """Whether nothing is left to do for a run."""
@@ -91,12 +84,10 @@ def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunFold
         for config in configs:
             if sweep.is_settled(config):
                 continue
-            folder = RunFolder(sweep.run(config), config)
             try:
-                folder.lock(attempts=1)
+                folder = locks.enter_context(RunFolder(sweep.run(config), config, attempts=1))
             except LockedError:
                 continue
-            locks.callback(folder.unlock)
             if not sweep.is_settled(config):  # another process may just have finished it
                 folders.append(folder)
         yield folders
@@ -105,9 +96,7 @@ def claimed(sweep: Sweep, configs: Sequence[RunConfig]) -> Iterator[list[RunFold
 def work(sweep: Sweep, stop: threading.Event) -> None:
     """Train until all runs are settled; wait for the runs of other processes, and take them over if these die.
 
-    Args:
-        sweep: what to train.
-        stop: once it is set, runs in training are saved and the function returns.
+    Once ``stop`` is set, runs in training are saved and the function returns.
     """
     feed: list[Feed] = []
     open_groups = [list(group) for group in sweep.runs]
@@ -133,9 +122,8 @@ def _train(sweep: Sweep, folders: Sequence[RunFolder], feed: list[Feed], stop: t
     stopping = threading.Event()  # train_many sets it when one of several runs fails
 
     def watch(_: Status) -> None:
-        if _is_orphan():
+        if stop.is_set() or _is_orphan():
             stop.set()
-        if stop.is_set():
             stopping.set()
 
     options = Options(report=watch, keep_model=False)
@@ -178,16 +166,9 @@ def _process(sweep: Sweep) -> None:
 
 
 def run(sweep: Sweep, *, workers: int, report: Callable[[], None] = lambda: None) -> None:
-    """Train all runs with several processes; on Ctrl-C each saves its runs.
+    """Train all runs with several processes; on Ctrl-C each saves its runs, and KeyboardInterrupt is raised.
 
-    Args:
-        sweep: what to train.
-        workers: number of processes.
-        report: called every ``WAIT`` seconds.
-
-    Raises:
-        KeyboardInterrupt: if interrupted.
-        RuntimeError: if a worker died, or could not write.
+    ``report`` is called all the time.
     """
     context = multiprocessing.get_context("spawn")
     with stop_on_signal() as stop:
@@ -204,8 +185,6 @@ def run(sweep: Sweep, *, workers: int, report: Callable[[], None] = lambda: None
                     process.terminate()  # each saves its runs, then ends
             report()
             time.sleep(WAIT / 5)
-        for process in processes:
-            process.join()
         if stop.is_set():
             raise KeyboardInterrupt
     if died := [process.exitcode for process in processes if process.exitcode]:

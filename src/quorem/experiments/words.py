@@ -3,13 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..paper import schemes
-from .figures import Dataset, Result
+from .figures import Dataset
 
-NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM", "deepfm": "DeepFM"}
+NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM"}
 OPTIMIZER_NAMES = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 NONE = "\N{EN DASH}"
@@ -36,16 +36,6 @@ def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
     ('0.45000 ± 0.00030', '0.45000')
     """
     return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(or_nan(deviation)) else "")
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, whose head is the first row.
-
-    >>> table([["size", "loss"], ["4", "0.45"]])
-    ['| size | loss |', '|---|---|', '| 4 | 0.45 |']
-    """
-    head, *body = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
-    return [head, "|" + "---|" * len(rows[0]), *body]
 
 
 def count(value: float, unit: str = "") -> str:
@@ -112,21 +102,6 @@ def method(config: Mapping[str, Any]) -> str:
     described = config["scheme"]
     name = str(described["scheme"])
     return str(described.get("operation", "mult")) if name == "QR" else {"Full": "full", "Hash": "hash"}.get(name, name)
-
-
-def settings(point: Result) -> list[str]:
-    """Scheme, threshold and optimizer, each with its label."""
-    threshold = point.config.get("threshold")
-    return [
-        f"scheme {scheme(point.config)}",
-        *([f"threshold {threshold:,}"] if isinstance(threshold, int) else []),
-        *([f"optimizer {optimizer(point.optimizer)}"] if point.optimizer else []),
-    ]
-
-
-def finished(point: Result) -> int:
-    """Number of finished trials with any optimizer."""
-    return sum(int(other.get("trials", 0)) for other in point.others.values()) or point.trials
 
 
 def data(dataset: Dataset) -> str:

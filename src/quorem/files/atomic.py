@@ -30,15 +30,9 @@ class LockedError(RuntimeError):
 class Lock:
     """A lock held by one process at a time. The system releases it when that process ends, even if it is killed.
 
-    Args:
-        path: path of the lock file, which is created if absent.
-        message: message of the error if another process holds the lock.
-        attempts: how often to try, a twentieth of a second apart: if a process is killed while it starts a child, the
-            child may hold its locks for a moment.
-        remove: remove the file on release.
-
-    Raises:
-        LockedError: if another process holds the lock.
+    If another process still holds it after so many ``attempts``, LockedError says ``message``. One attempt would be too
+    few: if a process is killed while it starts a child, the child may hold its locks for a moment. ``remove`` removes
+    the file on release.
     """
 
     def __init__(self, path: Path, message: str, *, attempts: int = LOCK_ATTEMPTS, remove: bool = False) -> None:
@@ -72,20 +66,10 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
     The draft is ``NAME.tmp``, locked while it is written. A failure removes it; the draft of a killed process is
     written again. If ``path`` is a symbolic link, the file that it points to is replaced.
 
-    Args:
-        path: path of the file.
-        num_bytes: size of the file, for the message if the disk is full.
-
-    Raises:
-        IsADirectoryError: if ``path`` is a folder.
-        ValueError: if ``path`` is a pipe or a device (``/dev/null``), which a file must not take the place of.
-        FileNotFoundError: if the folder of ``path`` does not exist.
-        LockedError: if another process is writing the file.
-        OSError: if the disk is full; an existing file is kept.
+    If the disk is full, an existing file is kept, and the error says that ``num_bytes`` are needed. If another process
+    is writing the file, it is a LockedError.
     """
     path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder and must be a file")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} does not exist: make it first")
     if path.exists():
@@ -113,11 +97,7 @@ def replacing(path: str | os.PathLike[str], *, num_bytes: int | None = None) -> 
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file atomically: even after a power failure it is either complete or unchanged.
-
-    Raises:
-        OSError: if the disk is full; an existing file is kept.
-    """
+    """Write a text file atomically: even after a power failure it is either complete or unchanged."""
     encoded = text.encode()
     with replacing(path, num_bytes=len(encoded)) as file:
         file.write(encoded)
@@ -148,12 +128,7 @@ def disk_full(path: Path, consequence: str, num_bytes: int | None = None) -> OSE
 
 
 def check_is_file(path: Path) -> None:
-    """Raise unless ``path`` is a regular file: a pipe or a device could block a reader, and must not be replaced.
-
-    Raises:
-        FileNotFoundError: if there is nothing of that name.
-        ValueError: if it is a folder, a pipe or a device.
-    """
+    """Raise unless ``path`` is a regular file: a pipe or a device could block a reader, and must not be replaced."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -161,12 +136,7 @@ def check_is_file(path: Path) -> None:
 
 
 def read(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        FileNotFoundError: if there is nothing of that name.
-        ValueError: if it is not a file, or not UTF-8.
-    """
+    """The text of a file."""
     check_is_file(path)
     try:
         return path.read_text(encoding="utf-8")
@@ -180,12 +150,7 @@ def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that ``write_json`` wrote. A checksum may be missing only if the object has no ``format``.
-
-    Raises:
-        FileNotFoundError: if there is nothing of that name.
-        ValueError: if it is not a file, or does not hold what was written.
-    """
+    """The object that ``write_json`` wrote. A checksum may be missing only if the object has no ``format``."""
     text = read(path)
     try:
         values = json.loads(text)
@@ -205,9 +170,6 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def unsealed(values: Any, *, required: bool = False) -> dict[str, Any]:
     """The values that ``sealed`` was given. An object without a checksum is accepted unless one is required.
-
-    Raises:
-        ValueError: if the values are not an object, or differ from their checksum.
 
     >>> unsealed({"step": 36, "checksum": "b4ed6b2c"})
     {'step': 36}

@@ -19,15 +19,8 @@ def build(cls: type[T], values: Any, *, converters: Converters | None = None) ->
 
     Annotations may be ``int``, ``float``, ``str``, ``bool``, ``None``, ``Any``, ``Literal``, dataclasses, the types of
     ``converters``, and unions, ``list``, ``tuple`` and ``dict`` of these. An integer must be in
-    [-2**63, 2**64).
-
-    Args:
-        cls: a dataclass.
-        values: what ``json.loads`` returned.
-        converters: for types that JSON does not have, a function from the JSON value to the object.
-
-    Raises:
-        ValueError: if a field is missing, unknown or of the wrong type, or the dataclass refuses its values.
+    [-2**63, 2**64). For types that JSON does not have, ``converters`` has a function from the JSON value to the object.
+    A field that is missing, unknown or of the wrong type, or that the dataclass refuses, is a ValueError.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

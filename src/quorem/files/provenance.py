@@ -29,8 +29,7 @@ def versions(*packages: str) -> dict[str, str]:
 def commit() -> str | None:
     """The commit of the checkout when this was first called, with a plus if the package has uncommitted changes.
 
-    Returns:
-        Twelve hex digits, and perhaps a plus; None without a checkout or without git.
+    It is twelve hex digits, and perhaps a plus; None without a checkout or without git.
     """
     package = Path(__file__).parents[1]
 

@@ -1,32 +1,33 @@
 """``quorem.save``, and ``load`` for its files: a module or a network in one file, without pickle.
 
-The file has the model's parameters by name, lists of ids, and a description of the classes and their options. Loading
-builds the model on the meta device, compares names and shapes with the file, and only then maps the file as its
-parameters.
+The file has the model's ``state_dict``, index maps of partitions, and a description of the classes and their options.
+Loading builds the model on the meta device and then maps the file as its parameters. ``state_dict`` says what the rows
+mean, so a file is refused where a later version would choose other partitions for a scheme.
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ..checks import FLOAT_DTYPES, InvalidIdMode, dtype_name
-from ..models import DCN, DLRM, DeepFM
+from ..models import DCN, DLRM
 from ..modules.bag import EmbeddingBag
 from ..modules.collection import EmbeddingCollection, Table
 from ..modules.embedding import Embedding
 from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
+from ..paper import schemes
+from ..paper.schemes import Custom, Scheme
 from .checked_json import build
 from .provenance import versions
-from .saved_table import Known, SavedTable, description_of, lists_of, ranks_of, spec_of
 from .tensors import FileKind, TensorFile, write_tensors
 
-KIND = FileKind("quorem-model", 1)
-NETWORKS = {"DLRM": DLRM, "DCN": DCN, "DeepFM": DeepFM}
+KIND = FileKind("quorem-model", 3)
+NETWORKS: dict[str, type[DLRM | DCN]] = {"DLRM": DLRM, "DCN": DCN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class SavedTables:
     on_invalid_id: InvalidIdMode
     bits: Literal[0, 8, 4]
     dtype: Literal["float32", "float64", "bfloat16", "float16"]
-    tables: tuple[SavedTable, ...]
+    tables: tuple[Table, ...]
     mode: Literal["sum", "mean", "max"] | None = None
     include_last_offset: bool | None = None
 
@@ -47,7 +48,7 @@ class SavedTables:
 class SavedNetwork:
     """The network around the tables: its class and the options of its constructor, None where it has no such option."""
 
-    type: Literal["DLRM", "DCN", "DeepFM"]
+    type: Literal["DLRM", "DCN"]
     num_dense: int
     embedding_dims: tuple[int, ...]
     raw_dense: bool | None = None
@@ -70,7 +71,7 @@ class SavedModel:
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a module or a network to one file for ``load``, atomically.
 
-    The file is in the safetensors format: parameters by name, and a description in its header.
+    The file is in the safetensors format: the ``state_dict``, and a description in its header.
 
     Args:
         model: ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a network of ``models``.
@@ -88,140 +89,115 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     True
     """
     tables = tables_in(model)
-    parameters = dict(model.named_parameters())
-    frozen = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
-    described = SavedModel(
-        embeddings=_tables_described(tables),
-        network=None if model is tables else _network_described(model),
-        frozen=frozen,
-        versions=versions(),
-    )
-    write_tensors(path, KIND, {**parameters, **lists_of(tables)}, asdict(described))
+    maps: dict[str, Tensor] = {}
+    description = {
+        "embeddings": _tables_described(tables, maps),
+        "network": None if model is tables else _network_described(model),
+        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+        "versions": versions(),
+    }
+    write_tensors(path, KIND, {**model.state_dict(), **maps}, description)
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
-    """The module or network that ``save`` wrote.
-
-    Its parameters are views of the mapped file; memory is copied only where they are written to.
-
-    Args:
-        path: path of the file.
-        verify: compare every tensor with its checksum, which reads the file once; False maps the file and reads
-            nothing.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is cut off, damaged, or of another kind or version.
-    """
-    file = TensorFile(path, KIND)
-    if verify:
-        file.verify()
+    """The module or network that ``save`` wrote; arguments and errors are those of ``quorem.load``."""
+    file = TensorFile(path, KIND, verify=verify)
     try:
-        return _model(build(SavedModel, file.description), file.tensors)
+        maps = {name: tensor for name, tensor in file.tensors.items() if name.startswith("maps.")}
+        state = {name: tensor for name, tensor in file.tensors.items() if name not in maps}
+        saved = build(SavedModel, file.description, converters={Scheme: partial(schemes.from_dict, maps=maps)})
+        return _model(saved, state)
     except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:  # the last three: absurd sizes
         text = str(error).partition("\n")[0]  # torch appends a stack trace
         raise ValueError(f"{file.path} is damaged: {text}") from None
 
 
 def tables_in(model: nn.Module) -> Tables:
-    """The tables of a model whose class ``save`` accepts.
-
-    Raises:
-        TypeError: if the model is of another class.
-    """
+    """The tables of a model whose class ``save`` accepts; raises TypeError for others."""
     tables = model.embeddings if type(model) in NETWORKS.values() else model
     if type(tables) not in (Embedding, EmbeddingBag, EmbeddingCollection):
-        known = "Embedding, EmbeddingBag, EmbeddingCollection, or a DLRM, DCN or DeepFM around one of these"
+        known = "Embedding, EmbeddingBag, EmbeddingCollection, or a DLRM or DCN around one of these"
         raise TypeError(f"model ({type(tables).__name__}) must be an {known}")
     assert isinstance(tables, Tables)
     return tables
 
 
-def _tables_described(tables: Tables) -> SavedTables:
-    return SavedTables(
-        type=cast(Any, type(tables).__name__),
-        sparse=tables.sparse,
-        on_invalid_id=tables.on_invalid_id,
-        bits=cast(Any, tables.bits),
-        dtype=cast(Any, dtype_name(tables.dtype)),
-        tables=tuple(description_of(tables, t) for t in range(len(tables.specs))),
-        mode=getattr(tables, "mode", None),
-        include_last_offset=getattr(tables, "include_last_offset", None),
-    )
+def _tables_described(tables: Tables, maps: dict[str, Tensor]) -> dict[str, Any]:
+    """The description of a module, as ``SavedTables``; index maps are added to ``maps``."""
+    return {
+        "type": type(tables).__name__,
+        "sparse": tables.sparse,
+        "on_invalid_id": tables.on_invalid_id,
+        "bits": tables.bits,
+        "dtype": dtype_name(tables.dtype),
+        "tables": [_table_described(tables, t, maps) for t in range(len(tables.specs))],
+        "mode": getattr(tables, "mode", None),
+        "include_last_offset": getattr(tables, "include_last_offset", None),
+    }
 
 
-def _network_described(model: Any) -> SavedNetwork:
-    options: dict[str, Any] = {}
+def _table_described(tables: Tables, t: int, maps: dict[str, Tensor]) -> dict[str, Any]:
+    """The arguments of ``Table`` for the ``t``-th table."""
+    spec = tables.specs[t]
+    scheme = spec.scheme
+    if spec.fallback and spec.operation == "feature":  # the table stayed full, but its vectors are [1, D]
+        scheme = Custom(spec.partitions, operation="feature", force=True)
+    return {
+        "name": tables.names[t],
+        "num_embeddings": spec.num_embeddings,
+        "embedding_dim": spec.embedding_dim,
+        "scheme": schemes.to_dict(scheme, maps=maps),
+        "padding_idx": tables.padding_ids[t],
+        "features": tables.features_of(t) if tables.names[t] else (),
+        "frequencies": None if tables.ranks_of[t] is None else "loaded",
+        "raw_ids": tables.raw_ids[t],
+        "unknown": tables.unknown[t],
+    }
+
+
+def _network_described(model: Any) -> dict[str, Any]:
+    """The description of a network, as ``SavedNetwork``."""
+    options: dict[str, Any]
     if isinstance(model, DLRM):
         options = {"raw_dense": model.raw_dense, "bottom": _widths(model.bottom)[:-1], "top": _widths(model.top)}
-    elif isinstance(model, DCN):
-        options = {"deep": _widths(model.deep), "num_cross": len(model.cross_weight)}
     else:
-        options = {"deep": _widths(model.deep)}
-    sizes: dict[str, Any] = {"num_dense": model.num_dense, "embedding_dims": tuple(model.embedding_dims)}
-    return SavedNetwork(type=cast(Any, type(model).__name__), **sizes, **options)
+        options = {"deep": _widths(model.deep), "num_cross": len(model.cross_weight)}
+    sizes = {"num_dense": model.num_dense, "embedding_dims": model.embedding_dims}
+    return {"type": type(model).__name__, **sizes, **options}
 
 
 def _widths(layers: nn.Module) -> tuple[int, ...]:
     return tuple(layer.out_features for layer in layers.modules() if isinstance(layer, nn.Linear))
 
 
-def _model(saved: SavedModel, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The model, whose parameters are ``tensors``; raises ValueError unless it has these names and shapes."""
-    tables = _empty_tables(saved.embeddings, tensors)
-    model: nn.Module = tables if saved.network is None else _network(saved.network, tables, "meta")
-    _check(dict(model.named_parameters()), lists_of(tables), tensors)
-    if saved.network is not None:  # again, for its buffers; its initial values are replaced below
-        with torch.random.fork_rng(devices=[]):
-            model = _network(saved.network, tables, None)
-    for name, _ in list(model.named_parameters()):
-        _assign(model, name, tensors[name], name not in saved.frozen)
-    tables.register_integers()
+def _model(saved: SavedModel, state: Mapping[str, Tensor]) -> nn.Module:
+    """The model, whose parameters are the tensors of ``state``."""
+    model: nn.Module = _empty_tables(saved.embeddings)
+    if (network := saved.network) is not None:
+        options = {name: value for name, value in vars(network).items() if name != "type" and value is not None}
+        model = NETWORKS[network.type](model, **options, device="meta")
+    try:
+        model.load_state_dict(state, assign=True)
+    except RuntimeError as error:  # other tensors, or of other shapes
+        raise ValueError("; ".join(line.strip() for line in str(error).splitlines()[1:])) from None
+    for name in saved.frozen:
+        model.get_parameter(name).requires_grad_(False)
     return model
 
 
-def _empty_tables(saved: SavedTables, tensors: Mapping[str, Tensor]) -> Tables:
+def _empty_tables(saved: SavedTables) -> Tables:
     """The module of the tables, on the meta device."""
     options: dict[str, Any] = {"sparse": saved.sparse, "on_invalid_id": saved.on_invalid_id}
     options |= {"dtype": FLOAT_DTYPES[saved.dtype], "device": "meta"}
     options |= {name: v for name in ("mode", "include_last_offset") if (v := getattr(saved, name)) is not None}
-    arguments: list[dict[str, Any]] = []
-    for t, table in enumerate(saved.tables):
-        spec = spec_of(table, t, tensors)
-        own = {name: getattr(table, name) for name in ("num_embeddings", "embedding_dim", "padding_idx", "raw_ids")}
-        own |= {"unknown": table.unknown, "frequencies": ranks_of(table, t, spec, tensors)}
-        arguments.append(own | {"scheme": Known(table=spec)})
     module: Tables
     if saved.type == "EmbeddingCollection":
-        pairs = zip(saved.tables, arguments, strict=True)
-        module = EmbeddingCollection([Table(t.name, features=t.features, **own) for t, own in pairs], **options)
-    elif len(arguments) != 1 or saved.tables[0].name:
+        module = EmbeddingCollection(saved.tables, **options)
+    elif len(saved.tables) != 1 or saved.tables[0].name:
         raise ValueError(f"{saved.type} must have one table, without a name")
     else:
-        module = (EmbeddingBag if saved.type == "EmbeddingBag" else Embedding)(**arguments[0], **options)
+        of_table = {name: value for name, value in vars(saved.tables[0]).items() if name not in ("name", "features")}
+        module = (EmbeddingBag if saved.type == "EmbeddingBag" else Embedding)(**of_table, **options)
     if saved.bits:
         quantize_(module, saved.bits)
     return module
-
-
-def _network(saved: SavedNetwork, tables: Tables, device: str | None) -> nn.Module:
-    options = {name: value for name, value in vars(saved).items() if name != "type" and value is not None}
-    return cast(nn.Module, NETWORKS[saved.type](tables, **options, device=device))
-
-
-def _check(parameters: Mapping[str, nn.Parameter], lists: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the file has exactly the parameters and lists of the model, in their shapes."""
-    if wrong := sorted(tensors.keys() ^ (parameters.keys() | lists.keys())):
-        raise ValueError(f"{wrong[0]} is {'not part of the model' if wrong[0] in tensors else 'missing'}")
-    for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
-            raise ValueError(f"{name} is {tuple(tensors[name].shape)} and must be {tuple(parameter.shape)}")
-        if tensors[name].is_floating_point() != parameter.is_floating_point():
-            raise ValueError(f"{name} is {tensors[name].dtype} and must be {parameter.dtype}")
-
-
-def _assign(module: nn.Module, name: str, values: Tensor, trained: bool) -> None:
-    """Replace a parameter by one that shares the memory of ``values``."""
-    parent, _, leaf = name.rpartition(".")
-    parameter = nn.Parameter(values, requires_grad=values.is_floating_point() and trained)
-    setattr(module.get_submodule(parent), leaf, parameter)

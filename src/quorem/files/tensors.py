@@ -47,28 +47,20 @@ def write_tensors(
     safetensors' own writer would rename a file of mode 600 into place, leave it behind where the process is killed, and
     keep a copy of all tensors of a GPU. So the file is written here, a block at a time, and only read by the package.
 
-    Args:
-        path: path of the file; an existing file is replaced.
-        kind: kind of the file.
-        tensors: tensors by name, on any device.
-        description: JSON values.
-
-    Raises:
-        ValueError: if a tensor has a dtype that the format does not have.
-        OSError: if the disk is full; an existing file is kept.
+    ``description`` are JSON values. An existing file is replaced, and kept if the disk is full.
     """
-    header: dict[str, Any] = {}
-    stop = 0
     in_order = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # so that all are aligned
+    entries: dict[str, Any] = {}
+    stop = 0
     for name, tensor in in_order.items():
         if tensor.dtype not in NAME_OF_DTYPE:
             raise ValueError(f"{name} ({tensor.dtype}) must be one of {', '.join(map(str, NAME_OF_DTYPE))}")
         start, stop = stop, stop + tensor.nbytes
-        entry = {"dtype": NAME_OF_DTYPE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
-        header[name] = entry
-    facts = {name: [entry["dtype"], entry["shape"], checksum(in_order[name])] for name, entry in header.items()}
-    values = {"format": kind.name, "version": kind.version, "tensors": facts, "description": description}
-    header = {"__metadata__": {METADATA: json.dumps(sealed(values))}, **header}
+        shape = list(tensor.shape)
+        entries[name] = {"dtype": NAME_OF_DTYPE[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
+    checksums = {name: checksum(tensor) for name, tensor in in_order.items()}
+    values = {"format": kind.name, "version": kind.version, "checksums": checksums, "description": description}
+    header = {"__metadata__": {METADATA: json.dumps(sealed(values))}, **entries}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     with replacing(path, num_bytes=8 + len(encoded) + stop) as file:
@@ -82,20 +74,12 @@ def write_tensors(
 class TensorFile:
     """A file that ``write_tensors`` wrote, mapped into memory. Writes into its tensors do not reach the file.
 
-    Args:
-        path: path of the file.
-        kind: the kind that it must have.
-
-    Attributes:
-        tensors: views of the file by name.
-        description: the description that was written.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is cut off, damaged, of another kind, or of an unknown version.
+    ``tensors`` are views of the file by name, and ``description`` is what was written. ``verify`` compares all tensors
+    with their checksums, which reads each once. A file that is cut off, damaged, or of another kind or version is a
+    ValueError.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: FileKind) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: FileKind, *, verify: bool = True) -> None:
         from safetensors import SafetensorError, safe_open
 
         self.path = Path(path)
@@ -107,29 +91,18 @@ class TensorFile:
                 self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, RuntimeError) as error:
             raise ValueError(f"{self.path} {_what_else(self.path, kind)}: {error}") from None
-        found = {name: [NAME_OF_DTYPE.get(t.dtype), list(t.shape)] for name, t in self.tensors.items()}
-        facts = values["tensors"]
-        for name in sorted({*found, *facts}):
-            dtype, shape = found.get(name, ["missing", []])
-            if [dtype, shape] != (written := facts.get(name, ["missing", []])[:2]):
-                raise ValueError(f"{self.path} is damaged: {name} is {dtype} {shape} and was written as {written}")
         self.description: dict[str, Any] = values["description"]
-        self.checksums: dict[str, int] = {name: crc for name, (_, _, crc) in facts.items()}
-
-    def verify(self) -> None:
-        """Compare all tensors with their checksums; this reads each tensor once.
-
-        Raises:
-            ValueError: if some differ; the message names them.
-        """
-        wrong = [name for name, tensor in self.tensors.items() if checksum(tensor) != self.checksums[name]]
+        checksums: dict[str, int] = values["checksums"]
+        if wrong := sorted(self.tensors.keys() ^ checksums.keys()):
+            raise ValueError(f"{self.path} is damaged: {', '.join(wrong[:3])} must be a tensor with a checksum")
+        wrong = [name for name, tensor in self.tensors.items() if verify and checksum(tensor) != checksums[name]]
         if wrong:
             raise ValueError(f"{self.path} is damaged: {', '.join(wrong[:3])} differ from their checksums")
 
 
 def checksum(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's bytes."""
-    value = 0
+    """CRC-32 of a tensor's dtype, shape and bytes."""
+    value = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
     for block in byte_blocks(tensor):
         value = zlib.crc32(block, value)
     return value

@@ -1,13 +1,15 @@
-"""A trained table that is read in blocks of ids, bucket by bucket of the largest table."""
+"""A trained table that is read in blocks of ids, and the sums over its ids that all fits use."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..paper.renumbering import Mixing, Permutation
+from ..paper.renumbering import Mixing
 from ..paper.schemes import AnyPartition
 
 BLOCK_NUMBERS = 2**17  # numbers of the trained table that are processed at a time
@@ -15,43 +17,35 @@ UNSEEN = 1e-9  # weight of an id that never occurs, relative to the smallest fre
 
 
 class Block(NamedTuple):
-    """Some ids: their rows ``[N, D]``, weights ``[N, 1]`` (None: all one), and buckets ``[N]`` for each partition."""
+    """Some ids: their rows ``[N, D]``, weights ``[N, 1]``, and buckets ``[N]`` for each partition."""
 
     rows: Tensor
-    weights: Tensor | None
+    weights: Tensor
     buckets: list[Tensor]
 
     def sum_into_(self, table: Tensor, j: int, values: Tensor) -> None:
         """Add ``values``, of a shape that expands to ``[N, D]``, times the weights to their rows of table ``j``."""
-        values = values if self.weights is None else values * self.weights
-        table.index_add_(0, self.buckets[j], values.expand(len(self.rows), -1))
+        table.index_add_(0, self.buckets[j], (values * self.weights).expand(len(self.rows), -1))
+
+    def split(self, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor]:
+        """What the largest table has to fit, given the small ones, and the factors that its rows are multiplied by."""
+        rows = self.rows.new_zeros(1, 1) if of_zeros else self.rows
+        others = [F.embedding(bucket, table) for table, bucket in zip(small, self.buckets[1:], strict=True)]
+        one = rows.new_ones(1, 1)
+        return (rows, reduce(torch.mul, others, one)) if operation == "mult" else (reduce(torch.sub, others, rows), one)
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The table to fit, and how its ids fall into buckets.
+    """The table to fit, and how its ids fall into buckets."""
 
-    Args:
-        dense: the trained table ``[n, D]``, or some of its columns.
-        scale: the divisor of each column, ``[D]``.
-        partitions: the partitions, the largest first.
-        permutation: permutation of the ids, applied before the partitions.
-        weights: weights of the rows of ``dense``, float64 ``[n]``; None weighs all equally.
-        padding: a row of ``dense`` that is ignored.
-        rows: the row of ``dense`` for each id, where that is not the id itself.
-        members: the ids in order of their buckets in the first partition; ``with_partitions`` finds them.
-        starts: where the members of each bucket start, one entry more than there are buckets.
-    """
-
-    dense: Tensor
-    scale: Tensor
-    partitions: tuple[AnyPartition, ...]
-    permutation: Permutation | Mixing | None
-    weights: Tensor | None
-    padding: int | None
-    rows: Tensor | None = None
-    members: Tensor | None = None
-    starts: Tensor | None = None
+    dense: Tensor  # the trained table [n, D], or some of its columns
+    scale: Tensor  # the divisor of each column, [D]
+    partitions: tuple[AnyPartition, ...]  # the largest first
+    mixing: Mixing | None  # renumbers the ids before the partitions
+    weights: Tensor | None  # of the rows of ``dense``, float64 [n]; None weighs all equally
+    padding: int | None  # a row of ``dense`` that is ignored
+    rows: Tensor | None = None  # the row of ``dense`` for each id, where that is not the id itself
 
     @property
     def num_ids(self) -> int:
@@ -63,50 +57,6 @@ class Target:
         """Number of buckets of each partition."""
         return [part.size for part in self.partitions]
 
-    def with_partitions(self, partitions: Sequence[AnyPartition]) -> "Target":
-        """The same table under other partitions, the largest first."""
-        largest, device = partitions[0], self.dense.device
-        buckets = torch.empty(self.num_ids, dtype=torch.int32 if largest.size < 2**31 else torch.int64, device=device)
-        for begin in range(0, self.num_ids, BLOCK_NUMBERS):
-            ids = torch.arange(begin, min(begin + BLOCK_NUMBERS, self.num_ids), device="cpu").to(device)
-            buckets[begin : begin + BLOCK_NUMBERS] = largest(self._number_of(ids))
-        counts = buckets.bincount(minlength=largest.size)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
-        members = buckets.argsort(stable=True)
-        return replace(self, partitions=tuple(partitions), members=members, starts=starts)
-
-    def columns(self, some: slice) -> "Target":
-        """The target restricted to some columns of the table."""
-        return replace(self, dense=self.dense[:, some], scale=self.scale[some])
-
-    @property
-    def block_ids(self) -> int:
-        """The most ids of a block."""
-        return max(1, BLOCK_NUMBERS // self.dense.shape[1])
-
-    def ranges(self) -> Iterator[tuple[int, int]]:
-        """Ranges ``[first, last)`` of the first partition's buckets, with about a block of ids each."""
-        size = self.partitions[0].size
-        step = max(1, self.block_ids * size // self.num_ids)
-        for first in range(0, size, step):
-            yield first, min(first + step, size)
-
-    def blocks(self, first: int, last: int) -> Iterator[Block]:
-        """Blocks of the ids in buckets ``[first, last)`` of the first partition, which blocks count from ``first``."""
-        assert self.members is not None and self.starts is not None
-        for ids in self.members[int(self.starts[first]) : int(self.starts[last])].split(self.block_ids):
-            position = ids if self.rows is None else self.rows[ids]
-            rows = self.dense.index_select(0, position) / self.scale  # in float64, like the scale
-            weights = None if self.weights is None else self.weights[position][:, None]
-            if self.padding is not None and (absent := (position == self.padding)[:, None]).any():
-                weights = torch.where(absent, 0, rows.new_ones(()) if weights is None else weights)
-                rows = rows.masked_fill(absent, 0)  # even if it has NaN
-            buckets = [part(self._number_of(ids)) for part in self.partitions]
-            yield Block(rows, weights, [buckets[0] - first, *buckets[1:]])
-
-    def _number_of(self, ids: Tensor) -> Tensor:
-        return ids if self.permutation is None else self.permutation(ids)
-
     @property
     def total_weight(self) -> float:
         """The sum of the weights of all ids."""
@@ -114,8 +64,58 @@ class Target:
 
     def zeros(self) -> list[Tensor]:
         """Small tables of zeros, ``[size, D]`` for each partition but the first."""
-        d, device = self.dense.shape[1], self.dense.device
-        return [torch.zeros(size, d, dtype=torch.float64, device=device) for size in self.sizes[1:]]
+        return [self.scale.new_zeros(size, len(self.scale)) for size in self.sizes[1:]]
+
+    def blocks(self) -> Iterator[Block]:
+        """All ids, a block at a time."""
+        size = max(1, BLOCK_NUMBERS // len(self.scale))
+        for first in range(0, self.num_ids, size):
+            ids = torch.arange(first, min(first + size, self.num_ids), device=self.dense.device)
+            position = ids if self.rows is None else self.rows[ids]
+            rows = self.dense.index_select(0, position) / self.scale  # in float64, like the scale
+            weights = rows.new_ones(len(ids)) if self.weights is None else self.weights[position]
+            if self.padding is not None:
+                absent = position == self.padding
+                weights = weights.masked_fill(absent, 0)
+                rows = rows.masked_fill(absent[:, None], 0)  # even if it is NaN
+            number = ids if self.mixing is None else self.mixing(ids)
+            yield Block(rows, weights[:, None], [part(number) for part in self.partitions])
+
+    def best_rows(self, small: Sequence[Tensor], operation: str, *, of_zeros: bool = False) -> Tensor:
+        """The best rows ``[size, D]`` of the largest table for given small ones: weighted means over its buckets.
+
+        ``operation`` is ``"add"`` or ``"mult"``; ``of_zeros`` fits zeros instead of the trained rows.
+        """
+        sums = self.scale.new_zeros(self.sizes[0], len(self.scale))
+        weights = torch.zeros_like(sums if operation == "mult" else sums[:, :1])
+        for block in self.blocks():
+            rest, factor = block.split(small, operation, of_zeros)
+            block.sum_into_(sums, 0, rest * factor)
+            block.sum_into_(weights, 0, factor * factor)
+        return torch.where(weights > 0, sums / weights, 0)
+
+    def error_terms(
+        self, small: Sequence[Tensor], operation: str, wanted: Sequence[int], *, of_zeros: bool = False
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The squared error ``[D]`` with the best rows of the largest table, and derivatives by ``wanted`` tables.
+
+        These are, for each wanted table, minus the gradient of half the error, and its second derivatives.
+        """
+        largest, error = self.best_rows(small, operation, of_zeros=of_zeros), torch.zeros_like(self.scale)
+        gradients = [torch.zeros_like(small[j]) for j in wanted]
+        curvatures = [torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]) for j in wanted]
+        for block in self.blocks():
+            rest, factor = block.split(small, operation, of_zeros)
+            row = F.embedding(block.buckets[0], largest)
+            rest = rest - row * factor
+            error.add_((rest * rest * block.weights).sum(0))
+            for j, gradient, curvature in zip(wanted, gradients, curvatures, strict=True):
+                slope = row.new_ones(1, 1)
+                if operation == "mult":  # the product of an id's rows of all other tables
+                    slope = block.split([*small[:j], torch.ones_like(small[j]), *small[j + 1 :]], "mult", True)[1] * row
+                block.sum_into_(gradient, 1 + j, rest * slope)
+                block.sum_into_(curvature, 1 + j, slope * slope)
+        return error, gradients, curvatures
 
 
 def weights_of(frequencies: Tensor | None, device: torch.device) -> Tensor | None:

@@ -28,9 +28,6 @@ def pinned(network: str) -> str:
     """The name with a digest of the file, ``FILE.py:FUNCTION#DIGEST``; names of shipped networks as they are.
 
     A run is not resumed if the file has changed.
-
-    Raises:
-        OSError: if the file cannot be read.
     """
     match = CUSTOM_NETWORK.fullmatch(network)
     if match is None or match["digest"]:
@@ -39,13 +36,7 @@ def pinned(network: str) -> str:
 
 
 def load(network: str) -> Callable[..., nn.Module]:
-    """The function that a name stands for. The file is run as Python.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is no such name, or the file has changed since it was pinned, does not run, or has no such
-            function.
-    """
+    """The function that a name stands for. The file is run as Python."""
     match = CUSTOM_NETWORK.fullmatch(network)
     if match is None:
         raise ValueError(f"network ({network!r}) must be FILE.py:FUNCTION")

@@ -52,7 +52,9 @@ class DLRM(Network):
         super().__init__(embeddings, num_dense, embedding_dims)
         if not top:
             raise ValueError(f"top ({top}) must have at least one layer")
-        self.raw_dense, self.embedding_dim = raw_dense, self._equal_width()
+        if len(set(self.embedding_dims)) > 1:
+            raise ValueError(f"embedding_dims ({self.embedding_dims}) must all be equal: DLRM takes their dot products")
+        self.raw_dense, self.embedding_dim = raw_dense, self.embedding_dims[0]
         self.num_vectors = len(self.embedding_dims) + (num_dense > 0)
         if self.num_vectors < 2:
             raise ValueError(
@@ -71,9 +73,10 @@ class DLRM(Network):
         """Initialize all layers (see ``start_``), but not the embeddings."""
         for part in (self.bottom, self.top, self.output):
             start_(part)
+        device = self.output.weight.device
         pairs, pair_of = pair_indices(self.num_vectors)  # here because after to_empty() the buffers hold nothing
-        self.register_buffer("pairs", pairs.to(self.output.weight.device), persistent=False)
-        self.register_buffer("pair_of", pair_of.to(self.output.weight.device), persistent=False)
+        for name, indices in (("pairs", pairs), ("pair_of", pair_of)):  # not on meta, for load_state_dict(assign=True)
+            self.register_buffer(name, indices if device.type == "meta" else indices.to(device), persistent=False)
 
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors that were looked up before."""

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 class Network(nn.Module):
     """Embeddings, and layers that turn their vectors and dense features into logits.
 
-    Args:
-        embeddings: any module that turns ids into vectors ``[B, F', D]`` or ``[B, sum D]``.
-        num_dense: number of dense features.
-        embedding_dims: widths of the vectors; None takes ``embeddings.embedding_dims``.
+    ``embeddings`` is any module that turns ids into vectors ``[B, F', D]`` or ``[B, sum D]``. Their widths are
+    ``embedding_dims``; None takes ``embeddings.embedding_dims``.
     """
 
     output: nn.Linear
@@ -32,27 +30,12 @@ class Network(nn.Module):
         self.num_dense, self.embedding_dims, self.embeddings = num_dense, tuple(dims), embeddings
 
     def forward(self, dense: Tensor, *ids: Tensor) -> Tensor:
-        """Logits ``[B]``.
-
-        Args:
-            dense: dense features ``[B, num_dense]``.
-            ids: the inputs of the embeddings.
-
-        Raises:
-            ValueError: if the shapes do not fit.
-        """
+        """Logits ``[B]`` of dense features ``[B, num_dense]`` and ``ids``, the inputs of the embeddings."""
         return self.logits(dense, self.embeddings(*ids))
 
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors that were looked up before."""
         raise NotImplementedError
-
-    def _equal_width(self) -> int:
-        """The width of all vectors; raises ValueError if they differ."""
-        if len(set(self.embedding_dims)) > 1:
-            rule = f"must all be equal: {type(self).__name__} takes their dot products"
-            raise ValueError(f"embedding_dims ({self.embedding_dims}) {rule}")
-        return self.embedding_dims[0]
 
     def _checked(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """``vectors`` in the dtype of the layers, since tables may have a narrower one; their shapes are checked."""
@@ -71,9 +54,6 @@ def mlp(
     sizes: Sequence[int], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> nn.Sequential:
     """Linear layers ``sizes[0] -> sizes[1] -> ...``, each followed by a ReLU.
-
-    Raises:
-        ValueError: if a size is below 1.
 
     >>> mlp((13, 512, 16))(torch.zeros(2, 13)).shape
     torch.Size([2, 16])

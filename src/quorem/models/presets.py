@@ -7,19 +7,19 @@ from typing import Literal
 import torch
 from torch import nn
 
+from ..checks import check_choice
 from . import custom
 from .dcn import DCN
-from .deepfm import DeepFM
 from .dlrm import DLRM
 
 # "text" is section 5.1 as written. Only "table1" gives table 1's parameter counts: DCN without its layer of 64, and
-# the dense features instead of the bottom's output beside DLRM's dot products. DeepFM is not the paper's.
+# the dense features instead of the bottom's output beside DLRM's dot products.
 PRESETS: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "text": {"dcn": DCN, "dlrm": DLRM, "deepfm": DeepFM},
+    "text": {"dcn": DCN, "dlrm": DLRM},
     "table1": {"dcn": partial(DCN, deep=(512, 256)), "dlrm": partial(DLRM, raw_dense=True)},
 }
 NETWORKS = tuple(PRESETS["text"])
-HIDDEN = {"dcn": "deep", "dlrm": "top", "deepfm": "deep"}  # the argument that has the widths of the hidden layers
+HIDDEN = {"dcn": "deep", "dlrm": "top"}  # the argument that has the widths of the hidden layers
 Preset = Literal["text", "table1"]
 
 
@@ -34,7 +34,7 @@ def build(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """A network around ``embeddings``: the paper's ``"dcn"`` and ``"dlrm"`` (section 5.1), ``"deepfm"``, or your own.
+    """A network around ``embeddings``: the paper's ``"dcn"`` and ``"dlrm"`` (section 5.1), or your own.
 
     Args:
         network: name of the network; ``"FILE.py:FUNCTION"`` for your own (see ``models.custom``).
@@ -73,12 +73,11 @@ def check_network(
     network: str, preset: str = "text", *, hidden: Sequence[int] | None = None, bottom: Sequence[int] | None = None
 ) -> None:
     """Raise ValueError as ``build`` would for these names and widths, without building anything."""
-    if preset not in PRESETS:
-        raise ValueError(f"preset ({preset!r}) must be one of {', '.join(map(repr, PRESETS))}")
+    check_choice("preset", preset, Preset)
     if network not in NETWORKS and not custom.is_custom(network):
         known = ", ".join(map(repr, NETWORKS))
         raise ValueError(f"network ({network!r}) must be one of {known}, or FILE.py:FUNCTION of your own")
-    if network not in PRESETS[preset] and preset != "text":
+    if custom.is_custom(network) and preset != "text":
         raise ValueError(f"preset ({preset!r}) must be 'text' for network ({network!r})")
     for name, widths, networks in (("hidden", hidden, NETWORKS), ("bottom", bottom, ("dlrm",))):
         if widths is not None and (network not in networks or preset != "text"):

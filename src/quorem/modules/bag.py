@@ -1,24 +1,15 @@
 """``EmbeddingBag``: ``nn.EmbeddingBag`` stored by a scheme. Vectors are composed first, then pooled."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import (
-    BagMode,
-    InvalidIdMode,
-    check_choice,
-    check_ids,
-    check_offsets,
-    check_sample_weights,
-    is_exporting,
-)
+from ..checks import BagMode, InvalidIdMode, check_choice, check_offsets
 from ..ops.rows import IdBatch, bag_and_feature
+from ..ops.updates import is_traced
 from ..paper.schemes import Scheme
 from ..paper.schemes.frequency import Ranking
-from . import plain
 from .embedding import Embedding
-from .id_rules import UnknownIds
+from .table import UnknownIds
 
 
 class EmbeddingBag(Embedding):
@@ -31,17 +22,9 @@ class EmbeddingBag(Embedding):
         mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
         include_last_offset: whether ``offsets`` ends with the number of ids.
         padding_idx: an id that is neither pooled nor counted by the mean.
-        max_norm: must be None, as in ``Embedding``.
-        norm_type: has no effect.
-        scale_grad_by_freq: must be False, as in ``Embedding``.
-        sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: what an id outside the table does on a GPU, as in ``Embedding``; it is left out of its bag.
-        frequencies: what a ``HotCold`` scheme ranks ids by, as in ``Embedding``.
-        raw_ids: accept any 64-bit id without a vocabulary, as in ``Embedding``.
-        unknown: how an id outside ``[0, n)`` is treated: ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
-        init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)``.
-        device: where the tables are.
-        dtype: float32, float64, bfloat16 or float16.
+        on_invalid_id: as in ``Embedding``; an id outside the table is left out of its bag.
+
+    The other arguments are those of ``Embedding``.
 
     >>> from quorem import QR
     >>> bags = EmbeddingBag(1000, 16, QR(num_collisions=4), mode="sum")
@@ -107,9 +90,10 @@ class EmbeddingBag(Embedding):
             ValueError: if the shapes, the offsets or the mode do not fit.
             TypeError: if ids or weights have the wrong dtype.
         """
-        input = self._signed(input)
-        check_ids(input, "input")
-        weights = self._check_weights(per_sample_weights, input)
+        input = self._checked(input)
+        if self.mode == "max" and per_sample_weights is not None:
+            raise ValueError("per_sample_weights must be None for mode='max'")
+        weights = self._sample_weights(per_sample_weights, input)
         if input.dim() == 2:
             if offsets is not None:
                 raise ValueError(f"offsets {tuple(offsets.shape)} must be None for a 2-D input {tuple(input.shape)}")
@@ -127,50 +111,25 @@ class EmbeddingBag(Embedding):
         else:
             raise ValueError(f"input has shape {tuple(input.shape)} but must be 1-D or 2-D")
         if self.mode == "max":
-            pooled = self._max(input, starts, given=offsets is not None)
+            pooled = self._max(input, starts)
         else:
-            pooled = self._lookup(IdBatch(input, starts, weights, self.mode == "mean"), given=offsets is not None)
-            pooled = self._project(pooled) if self.narrow else pooled  # of sums: fewer products, and the same
+            pooled = self._vectors(IdBatch(input, starts, weights, self.mode == "mean"))
         return pooled.view(starts.shape[0] - 1, *self.vector_shape)
 
-    def _max(self, ids: Tensor, starts: Tensor, given: bool) -> Tensor:
-        """Compose the vectors, then take the maximum of each bag; there is no fused op for it.
-
-        Among equal values, the first one receives the gradient.
-        """
-        if is_exporting():
-            self.updates.flush_before_capture_()
-            return plain.lookup(self, IdBatch(ids, starts), maximum=True, checks=given)
-        position = torch.arange(ids.shape[0], device=ids.device)
-        valid = position < starts[-1]  # an id at or past the last offset is in no bag
+    def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
+        """Compose the vectors, then take the maximum of each bag, whose equals share the gradient."""
+        if is_traced():
+            raise ValueError("mode ('max') must be 'sum' or 'mean' in a model that is exported, or under torch.func")
+        valid = torch.arange(ids.shape[0], device=ids.device) < starts[-1]  # others are in no bag
         within = self._within(ids[:, None], None)[:, 0]
         if self.padding[0] is not None:
             valid = valid & (within != self.padding[0])
-        vectors = self._lookup(IdBatch(torch.where(valid, ids, 0)[:, None]))
-        vectors = self._project(vectors) if self.narrow else vectors.flatten(1)
+        vectors = self._vectors(IdBatch(torch.where(valid, ids, 0)[:, None])).flatten(1)
         valid = valid & (within >= 0) & (within < self.num_embeddings)  # on a CPU, the lookup has raised otherwise
-        bag = bag_and_feature(ids, starts, self.spans)[0]
-        bags = bag[:, None].expand(vectors.shape)
-        values = vectors.detach()
-        # As in torch, NaN is the maximum if it is the first value of its bag, and is ignored elsewhere.
-        lead = position.new_full(starts.shape, ids.shape[0])
-        lead = lead.scatter_reduce(0, bag, torch.where(valid, position, ids.shape[0]), "amin")
-        counts = valid[:, None] & (~values.isnan() | (position == lead[bag])[:, None])
-        values = torch.where(counts, values, -torch.inf)
-        best = values.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # last row: ids past the last bag
-        best = best.scatter_reduce(0, bags, values, "amax")
-        wins = counts & ((values == best.gather(0, bags)) | values.isnan())
-        first = torch.where(wins, position[:, None], ids.shape[0])
-        first = first.new_full(best.shape, ids.shape[0]).scatter_reduce(0, bags, first, "amin")
-        return F.pad(vectors, (0, 0, 0, 1)).gather(0, first[:-1])  # an empty bag reads the padded row of zeros
-
-    def _check_weights(self, weights: Tensor | None, input: Tensor) -> Tensor | None:
-        if weights is None:
-            return None
-        if self.mode == "max":
-            raise ValueError("per_sample_weights must be None for mode='max'")
-        check_sample_weights(weights, input, "input")
-        return weights.to(self.dtype)
+        bags = bag_and_feature(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
+        best = vectors.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # last row: ids past the last bag
+        best = best.scatter_reduce(0, bags, torch.where(valid[:, None], vectors, -torch.inf), "amax")
+        return torch.where(best == -torch.inf, 0, best)[:-1]
 
     def extra_repr(self) -> str:
         """Size, scheme, compression and mode."""

@@ -42,9 +42,8 @@ def cross_entropy(
 ) -> Tensor:
     """``F.cross_entropy(queries @ embedding.weight.T, targets)`` without the scores of all ids in memory.
 
-    It keeps one number for each query and block of ids, and computes a block's scores again in the backward pass. For
-    ``QR`` with ``add`` or ``concat`` it looks at stored rows only, not at ids. All ids count, ``padding_idx`` among
-    them, whose score is 0, as with a full table.
+    For ``QR`` with ``add`` or ``concat`` it looks at stored rows only; else at blocks of ids, whose scores it computes
+    again in the backward pass. All ids count, ``padding_idx`` among them, whose score is 0, as with a full table.
 
     Args:
         queries: ``[..., D]``.
@@ -109,7 +108,8 @@ def _log_sum_exp(module: Embedding, queries: Tensor) -> Tensor:
             return torch.logaddexp(total + torch.log1p(-share), torch.zeros_like(total))
     if partial is not None:
         return cast(Tensor, _LogSumOfSums.apply(module, partial))
-    sums = [recomputed(_block_log_sum, module, queries, *ids) for ids in id_ranges(module, max(queries.shape))]
+    blocks = id_ranges(module, max(queries.shape))
+    sums = [recomputed(lambda *ids: block_scores(module, queries, None, *ids).logsumexp(1), *ids) for ids in blocks]
     return torch.stack(sums).logsumexp(0)
 
 
@@ -178,7 +178,3 @@ def _digits_log_sum(partial: list[Tensor], count: int) -> Tensor:
     if left:
         sums.append(last[:, complete] + _digits_log_sum(lower, left))
     return torch.stack(sums).logsumexp(0)
-
-
-def _block_log_sum(module: Embedding, queries: Tensor, first: int, last: int) -> Tensor:
-    return block_scores(module, queries, None, first, last).logsumexp(1)

@@ -1,22 +1,20 @@
 """``Embedding``: ``nn.Embedding`` stored by a scheme."""
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import InvalidIdMode, check_ids, check_int, check_unsupported
+from ..checks import InvalidIdMode, check_int
 from ..fit import fit_
 from ..ops.rows import IdBatch
-from ..paper.schemes import Full, Scheme, check_scheme
-from ..paper.schemes.frequency import Ranking, check_ranking
+from ..paper.schemes import Full, Scheme
+from ..paper.schemes.frequency import Ranking
 from . import scores, topk
 from .composed_weight import ComposedWeight
 from .growth import grow_
-from .id_rules import UnknownIds
 from .lookup import Tables
-from .storage import TableOptions
+from .table import Table, UnknownIds
 
 
 class Embedding(Tables):
@@ -33,11 +31,10 @@ class Embedding(Tables):
         sparse: give ``stored`` a sparse gradient.
         on_invalid_id: what an id outside the table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count the
             id, warn, and return zeros) or ``"trust"`` (return zeros silently). On a CPU it is always an IndexError.
-        frequencies: what a ``HotCold`` scheme ranks ids by: how often each id occurs, ``[n]``; ``schemes.Ranks``, the
-            hot and cold ids themselves; or ``schemes.RawCounts``, how often raw ids occur. None if ids are numbered by
-            falling frequency; ``"loaded"`` if a ``state_dict`` will bring the lists.
-        raw_ids: accept any 64-bit id, signed or unsigned, without a vocabulary. Each is hashed to an id of the table
-            (``hashing.mixed_ids``), and ``padding_idx`` is such a raw id.
+        frequencies: what a ``HotCold`` scheme ranks ids by: how often each id occurs, ``[n]``; the ids themselves as
+            ``schemes.Ranks``; ``schemes.RawCounts``, how often raw ids occur; ``"loaded"`` if a ``state_dict`` will
+            bring them; None if ids are numbered by falling frequency.
+        raw_ids: accept any 64-bit id, which is hashed to one of the table (``hashing.mixed_ids``).
         unknown: how an id outside ``[0, n)`` is treated: ``"error"``; ``"rest"``, as one of the rest of a ``HotCold``
             table; or ``"hash"``, hashed to a composed id (see ``quorem.modules.id_rules``).
         init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)`` as in the public DLRM code
@@ -78,17 +75,18 @@ class Embedding(Tables):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_unsupported(max_norm, scale_grad_by_freq)
+        if max_norm is not None:
+            raise ValueError(f"max_norm ({max_norm}) must be None: a composed vector has no row to renormalize")
+        if scale_grad_by_freq:
+            raise ValueError(f"scale_grad_by_freq ({scale_grad_by_freq}) must be False: ids share gradients of rows")
         scheme = Full() if scheme is None else scheme
-        check_scheme(scheme)
-        spec = scheme.spec(num_embeddings, embedding_dim)
-        if frequencies is not None:
-            frequencies = check_ranking(frequencies, num_embeddings)
-        table = TableOptions("", spec, padding_idx, frequencies, raw_ids, unknown)
+        sizes = num_embeddings, embedding_dim
+        table = Table("", *sizes, scheme, padding_idx, frequencies=frequencies, raw_ids=raw_ids, unknown=unknown)
         super().__init__(
             [table], sparse=sparse, on_invalid_id=on_invalid_id, init_std=init_std, device=device, dtype=dtype
         )
-        self.num_embeddings, self.embedding_dim, self.scheme = num_embeddings, embedding_dim, spec.scheme
+        spec = self.specs[0]
+        self.num_embeddings, self.embedding_dim, self.scheme = spec.num_embeddings, spec.embedding_dim, spec.scheme
         self.vector_shape = spec.vector_shape
         self.padding_idx = self.padding_ids[0]
 
@@ -96,22 +94,26 @@ class Embedding(Tables):
     def weight(self) -> Tensor:
         """The full table that this module represents, ``[n, D]``, composed when read; differentiable.
 
-        It is ``[n, K, D]`` for feature generation. For a full table whose ids are not permuted and whose rows are not
-        quantized it is the parameter ``stored`` itself. Otherwise, assigning a table (``module.weight = values``) fits
+        It is ``[n, K, D]`` for feature generation. For a full table whose rows are not quantized
+        it is the parameter ``stored`` itself. Otherwise, assigning a table (``module.weight = values``) fits
         the stored rows to it, and writing into the composed tensor raises, since the write would be lost.
         """
-        if self.is_full() and not self.bits:
+        if self.is_full():
             return self.live_stored
         if self.raw_ids[0]:  # a lookup would hash the ids of the table again
             return self.dense().as_subclass(ComposedWeight)
         ids = torch.arange(self.num_embeddings, device=self.live_stored.device)
-        vectors = self._lookup(IdBatch(ids[:, None]))
-        vectors = self._project(vectors) if self.narrow else vectors
-        return vectors.view(self.num_embeddings, *self.vector_shape).as_subclass(ComposedWeight)
+        vectors = self._vectors(IdBatch(ids[:, None])).view(self.num_embeddings, *self.vector_shape)
+        return vectors.as_subclass(ComposedWeight)
 
     @weight.setter
-    def weight(self, value: Tensor) -> None:
-        self._set_weight(value)
+    def weight(self, value: Tensor | None) -> None:
+        value = self._check_weight(value)
+        if self.is_full():
+            with torch.no_grad():
+                self.stored.copy_(value)
+        else:
+            self.fit_(value.detach().to(self.stored.device))
 
     def __dir__(self) -> list[str]:
         # torch.jit.trace reads every attribute listed here, and reading weight would compose the full table.
@@ -120,20 +122,12 @@ class Embedding(Tables):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As in ``nn.Module``. For a full table, ``weight`` means ``stored``; other tables are fitted to ``param``."""
         if name == "weight":
-            if not self.is_full() or self.bits:
-                self._set_weight(param)
+            if not self.is_full():
+                type(self).weight.fset(self, param)  # type: ignore[attr-defined]
                 return
             self._check_weight(param)
             name = "stored"
         super().register_parameter(name, param)
-
-    def _set_weight(self, value: Tensor | None) -> None:
-        value = self._check_weight(value)
-        if self.is_full() and not self.bits:
-            with torch.no_grad():
-                self.stored.copy_(value)
-        else:
-            self.fit_(value.detach().to(self.stored.device))
 
     def _check_weight(self, value: Tensor | None) -> Tensor:
         n, d = self.num_embeddings, self.embedding_dim
@@ -144,9 +138,6 @@ class Embedding(Tables):
 
     def score(self, queries: Tensor, ids: Tensor | None = None) -> Tensor:
         """``queries @ weight.T`` without the full table in memory (see ``modules.scores``); differentiable.
-
-        Where rows are added or concatenated, products with stored rows are added up; else vectors are composed a block
-        of ids at a time, and again in the backward pass.
 
         Args:
             queries: ``[..., D]``.
@@ -165,9 +156,7 @@ class Embedding(Tables):
         """
         return scores.score(self, queries, ids)
 
-    def topk(
-        self, queries: Tensor, k: int, *, exclude: Tensor | Sequence[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def topk(self, queries: Tensor, k: int, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The ``k`` ids with the highest scores, exactly, without the scores of all ids in memory.
 
         Among ids of equal scores, any may be returned. No gradient is computed.
@@ -175,16 +164,14 @@ class Embedding(Tables):
         Args:
             queries: ``[..., D]``.
             k: number of ids.
-            exclude: ids that are not to be returned for a query, such as those that a user has seen: ``[..., E]``, or a
-                list of ids for each query.
+            exclude: ids that are not to be returned for a query, such as those that a user has seen: ``[..., E]``; -1
+                stands for none.
 
         Returns:
             Scores, falling, and ids, both ``[..., k]``.
 
         Raises:
-            TypeError: as ``score``.
-            ValueError: as ``score``; if ``k`` is larger than the number of ids that may be returned, or ``exclude``
-                holds something that is not an id.
+            ValueError: as ``score``; if ``k`` is larger than n - E, or ``exclude`` holds something that is not an id.
 
         >>> from quorem import QR
         >>> items = Embedding(1_000_000, 64, QR(num_collisions=60, operation="add"))
@@ -204,31 +191,8 @@ class Embedding(Tables):
             TypeError: if ``input`` does not hold such ids.
             IndexError: if an id on the CPU is outside the table.
         """
-        input = self._signed(input)
-        check_ids(input, "input")
-        vectors = self._lookup(IdBatch(input.reshape(-1, 1)))
-        vectors = self._project(vectors) if self.narrow else vectors
-        return vectors.view(*input.shape, *self.vector_shape)
-
-    def row_numbers(self, input: Tensor) -> Tensor:
-        """The rows of ``stored`` whose sum is the vector of each id, ``[..., K]``; -1 where there is no row.
-
-        With them, any engine that sums rows can look up this table. All rows of the padding id are -1.
-
-        Args:
-            input: ids of any shape.
-
-        Raises:
-            ValueError: if the scheme does not add rows.
-
-        >>> from quorem import QR
-        >>> Embedding(10, 4, QR(2, operation="add")).row_numbers(torch.tensor([0, 7]))
-        tensor([[0, 5],
-                [2, 6]])
-        """
-        input = self._signed(input)
-        check_ids(input, "input")
-        return self._row_numbers(input.reshape(-1, 1)).view(*input.shape, -1)
+        input = self._checked(input)
+        return self._vectors(IdBatch(input.reshape(-1, 1))).view(*input.shape, *self.vector_shape)
 
     def grow_(self, n: int, *, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Add ids, in place: the vectors of old ids do not change, and new ids get vectors of the same scheme.
@@ -280,9 +244,9 @@ class Embedding(Tables):
         """
         self._check_writable()
         dense = trained_table(embeddings)
+        options: dict[str, Any] = {"padding_idx": self.padding[0], "ranks": self.ranks_of[0]}
         with torch.no_grad():
-            tables = [*self.tables(), *(table for extents in self.pools.values() for table in self._views(extents))]
-            options: dict[str, Any] = {"padding_idx": self.padding[0], "ranks": self.ranks_of[0]}
+            tables = self._views(self.all_extents)
             fit_(tables, self.specs[0], dense, frequencies, matrix=self.projection(), **options)
         return self
 
@@ -316,17 +280,14 @@ class Embedding(Tables):
         >>> EmbeddingBag.from_pretrained(nn.EmbeddingBag(1000, 16, mode="sum")).mode
         'sum'
         """
-        if isinstance(embeddings, Embedding):
-            options = {"unknown": embeddings.unknown[0], "raw_ids": embeddings.raw_ids[0]} | options
-        for name in cls._inherited if isinstance(embeddings, nn.Module) else ():
-            if options.get(name) is None and hasattr(embeddings, name):
-                options[name] = getattr(embeddings, name)
         table = trained_table(embeddings)
-        options = {**options, "frequencies": frequencies}
-        options.setdefault("device", table.device)
-        options.setdefault("dtype", table.dtype)
+        inherited: dict[str, Any] = {"device": table.device, "dtype": table.dtype}
+        if isinstance(embeddings, nn.Module):
+            inherited |= {name: getattr(embeddings, name) for name in cls._inherited if hasattr(embeddings, name)}
+        if isinstance(embeddings, Embedding):
+            inherited |= {"unknown": embeddings.unknown[0], "raw_ids": embeddings.raw_ids[0]}
         num_embeddings, embedding_dim = table.shape
-        module = cls(num_embeddings, embedding_dim, scheme, **options)
+        module = cls(num_embeddings, embedding_dim, scheme, frequencies=frequencies, **(inherited | options))
         module.fit_(table, frequencies)
         module.requires_grad_(not freeze)
         return module

@@ -4,28 +4,23 @@ Old ids keep their buckets. Rows are added only to a stored table whose partitio
 ids: the full table, or the partition with the largest stride. Schemes without such a partition are refused.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..ops.layout import build, pool_key
+from ..ops.layout import build
 from ..ops.rounding import converted_state
 from ..ops.state import NARROW
 from ..paper import init
-from ..paper.partitions import Partition, are_digits, is_complementary
-from ..paper.renumbering import Mixing
-from ..paper.schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme, TableSpec
+from ..paper.partitions import Partition, are_digits
+from ..paper.schemes import Custom, Full, HotCold, Pool, Scheme, TableSpec
 
 if TYPE_CHECKING:
     from .lookup import Tables
 
-ABLE = "Full, Hash, QR, GeneralizedQR, ChineseRemainder with room, and HotCold with a rest or with one of these as cold"
-
-ANY = "HotCold with a rest takes any number"
+ABLE = "Full, Hash, QR, GeneralizedQR without num_rows, and HotCold with a rest or with one of these as cold"
 
 
 def grown_spec(spec: TableSpec, n: int) -> TableSpec:
@@ -34,6 +29,7 @@ def grown_spec(spec: TableSpec, n: int) -> TableSpec:
     Raises:
         ValueError: if there is no such spec.
 
+    >>> from quorem import QR
     >>> grown_spec(QR(4).spec(1000, 16), 1300).shapes
     ((250, 16), (6, 16))
     """
@@ -41,44 +37,30 @@ def grown_spec(spec: TableSpec, n: int) -> TableSpec:
         raise ValueError(f"n ({n}) must be at least num_embeddings ({spec.num_embeddings}): tables do not shrink")
     if n == spec.num_embeddings:
         return spec
-    if spec.permutation is not None:
-        raise ValueError(f"scheme ({spec.scheme}) must have permute=None to take more ids, and be one of {ABLE}")
-    scheme: Scheme
     if isinstance(spec.scheme, Full):
         return replace(spec.scheme.spec(n, spec.embedding_dim), operation=spec.operation, fallback=spec.fallback)
     if not isinstance(spec.scheme, HotCold):
-        scheme = _grown(spec.scheme, spec.partitions, n, spec)
+        scheme = replace(_grown(spec, spec.scheme, n), width=spec.scheme.width)
     elif spec.num_rest:
         scheme = replace(spec.scheme, num_rest=spec.num_rest + n - spec.num_embeddings, force=True)
-    elif not spec.num_composed:
-        raise ValueError(f"scheme ({spec.scheme}) has neither cold ids nor a rest to take more ids; {ABLE} can")
-    elif isinstance(spec.scheme.cold, Pool):
-        scheme = replace(spec.scheme, force=True)  # grow_ checks whether the pool has room
     else:
-        cold = _grown(spec.scheme.cold, spec.partitions, n - spec.num_hot, spec)
-        scheme = replace(spec.scheme, cold=cold, force=True)
+        scheme = replace(spec.scheme, cold=_grown(spec, spec.scheme.cold, n - spec.num_hot), force=True)
     return scheme.spec(n, spec.embedding_dim)
 
 
-def _grown(scheme: Scheme, partitions: Sequence[Any], n: int, spec: TableSpec) -> Scheme:
-    """A scheme for ``n`` ids that puts the old ids into the same buckets as ``partitions``."""
-    if isinstance(scheme, Full):
+def _grown(spec: TableSpec, scheme: Scheme | Pool, n: int) -> Scheme:
+    """A scheme for ``n`` composed ids that puts the old ids into the same buckets as ``scheme`` does."""
+    if isinstance(scheme, Full) and spec.num_composed:
         return scheme
-    if not all(isinstance(part, Partition) for part in partitions) or spec.hidden is not None:
-        raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
-    grown, old = list(partitions), spec.num_composed
-    is_grown = isinstance(scheme, Custom)  # a table that grew before has become custom
-    if isinstance(scheme, QR | GeneralizedQR) or (is_grown and are_digits(grown, old)):
+    grown: list[Any] = list(spec.partitions)  # none where there is a pool
+    if grown and spec.hidden is None and are_digits(grown, spec.num_composed):  # also of a table that grew before
         last = max(range(len(grown)), key=lambda j: (grown[j].stride, grown[j].size))  # digits of size 1 share a stride
         grown[last] = Partition(grown[last].stride, max(grown[last].size, -(-n // grown[last].stride)))
-    elif isinstance(scheme, ChineseRemainder):
-        if (room := math.prod(part.size for part in grown)) < n:
-            raise ValueError(f"scheme ({spec.scheme}) has room for {room} ids, not for {n}; {ABLE} can take more")
-    elif not isinstance(scheme, Hash) and not is_complementary(grown, n) and is_complementary(grown, old):
+    elif len(grown) != 1 or not isinstance(grown[0], Partition):  # hashing takes any number
         raise ValueError(f"scheme ({spec.scheme}) cannot take more ids; those that can are {ABLE}")
     widths = tuple(width for _, width in spec.shapes[len(spec.shapes) - len(grown) :])
     dims = widths if spec.operation == "concat" else None
-    return Custom(tuple(grown), check=False, operation=spec.operation, dims=dims, force=True, width=scheme.width)
+    return Custom(tuple(grown), check=False, operation=spec.operation, dims=dims, force=True)
 
 
 def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | None) -> None:
@@ -91,8 +73,6 @@ def grow_(tables: "Tables", t: int, n: int, optimizer: torch.optim.Optimizer | N
         raise ValueError(f"{error}{title}") from None
     if grown == spec:
         return
-    if spec.pool is not None and grown.num_composed != spec.num_composed:
-        _check_pool(tables, t, grown, title)
     old, stored = tables.all_extents, tables.stored
     specs = (*tables.specs[:t], grown, *tables.specs[t + 1 :])
     storage = build(specs, tables.padding, tables.table_of, tables._ranks)
@@ -131,23 +111,6 @@ def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimize
         raise ValueError("optimizer (None) must be the one that updates this module's rows, whose state follows")
 
 
-def _check_pool(tables: "Tables", t: int, grown: TableSpec, title: str) -> None:
-    """Raise ValueError unless the pool has unused numbers directly after those of the table."""
-    assert grown.pool is not None
-    sharing = tables.pool_members(pool_key(tables.pools, grown))
-    before = sum(tables.specs[s].num_composed for s in sharing)
-    after = before - tables.specs[t].num_composed + grown.num_composed
-    room, name = 2 ** Mixing.covering(before).bits, grown.pool.name
-    if t != sharing[-1]:
-        raise ValueError(
-            f"pool {name!r} numbers the cold ids of its tables in order: only the last can grow{title}; {ANY}"
-        )
-    if after > room:
-        raise ValueError(
-            f"pool {name!r} has room for {room - before} more cold ids, not {after - before}{title}; {ANY}"
-        )
-
-
 def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
     """Draw new rows: like initial ones for a full table, else the mean of the ``known`` rows plus noise."""
     if tables.specs[t].is_naive:
@@ -169,7 +132,7 @@ def move_state_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
             start = group.get("initial_accumulator_value", 0) if name == "sum" else 0
             shape = (len(stored), *value.shape[1:])
             if value.dtype in NARROW:
-                longer = converted_state(torch.tensor(float(start), device=value.device).expand(shape), value.dtype, 0)
+                longer = converted_state(torch.tensor(float(start), device=value.device).expand(shape), value.dtype)
             else:
                 longer = value.new_full(shape, start)
             state[name] = longer.index_copy_(0, new_rows.to(value.device), value)

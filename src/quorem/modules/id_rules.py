@@ -13,7 +13,7 @@ An unknown id never stands for the padding id, whose vector is zero.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ from ..paper.schemes.frequency import Ranks, cold_ids, first_of_rest
 
 if TYPE_CHECKING:
     from .storage import StoredTables
-
-UnknownIds = Literal["error", "rest", "hash"]
 
 
 class IdRule(NamedTuple):
@@ -50,25 +48,8 @@ class Listed(NamedTuple):
     ranks: Ranks
 
 
-def check_unknown(unknown: str, spec: TableSpec, raw_ids: bool, name: str = "") -> None:
-    """Raise ValueError unless a table supports the option ``unknown``."""
-    title = f" of table {name!r}" if name else ""
-    if unknown not in ("error", "rest", "hash"):
-        raise ValueError(f"unknown ({unknown!r}){title} must be one of 'error', 'rest', 'hash'")
-    if raw_ids and unknown != "error":
-        raise ValueError(f"unknown ({unknown!r}){title} must be 'error' with raw_ids: no raw id is unknown")
-    if unknown == "rest" and not spec.num_rest:
-        raise ValueError(f"unknown ('rest'){title} must be 'error' or 'hash': its scheme ({spec.scheme}) has no rest")
-    if unknown == "hash" and not spec.num_composed:
-        raise ValueError(f"unknown ('hash'){title} must be 'error' or 'rest': no id of the table is composed")
-
-
 def rules_of(tables: "StoredTables", layout: Layout) -> tuple[list[IdRule], list[Listed]]:
-    """The rule of each feature, or no rules if no ids are replaced; and the features that hash to listed cold ids.
-
-    Raises:
-        ValueError: if the padding id is the only id that unknown ids could stand for.
-    """
+    """The rule of each feature, or no rules if no ids are replaced; and the features that hash to listed cold ids."""
     if not any(tables.raw_ids) and all(policy == "error" for policy in tables.unknown):
         return [], []
     rules, listed = [], []
@@ -100,12 +81,7 @@ def replaced_ids(
 ) -> Tensor:
     """``ids`` as ids of their tables. Unknown ids of features without a rule are not changed.
 
-    Args:
-        ids: ``[B, F]``, or jagged ``[V]``.
-        feature: the feature of each jagged id; None for ``[B, F]``.
-        rules: the ``IdRule`` of each feature, ``[F, 4]``.
-        limits: number of ids of each feature's table.
-        listed: from ``rules_of``.
+    Jagged ids ``[V]`` have a ``feature`` each, ids ``[B, F]`` None. ``limits`` are the numbers of ids of the tables.
 
     >>> rules = torch.tensor([IdRule(first=9, size=1), IdRule()])
     >>> replaced_ids(torch.tensor([[3, -1], [-1, 4]]), None, rules, torch.tensor([10, 10]))

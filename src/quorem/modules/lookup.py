@@ -1,30 +1,28 @@
 """Lookups of single ids and of bags, and the full tables that a module represents."""
 
 import warnings
+from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..checks import check_device, is_exporting
+from ..checks import check_device, check_ids, check_sample_weights
 from ..ops import autograd
-from ..ops.cpu.pages import in_huge_pages
 from ..ops.declare import is_eager
-from ..ops.lagging import unwatched
-from ..ops.layout import LIMIT, pool_key
+from ..ops.lagging import unwatched, updates_of
+from ..ops.layout import LIMIT
 from ..ops.lookup import pooling_factor
-from ..ops.projection import Piece, pieces_of, project
-from ..ops.rows import IdBatch, accumulator, bag_and_feature, larger, lookup_reads, raise_out_of_range, reads_of
-from ..ops.updates import updates_of
+from ..ops.pieces import Piece, pieces_of
+from ..ops.projection import project
+from ..ops.rows import IdBatch, accumulator, bag_and_feature, lookup_reads, raise_out_of_range, reads_of, rows_read
+from ..ops.updates import is_traced, uncompiled
 from ..paper.operations import OPERATIONS
-from ..paper.partitions import Partition
 from ..paper.schemes.frequency import places
 from . import plain
 from .id_rules import replaced_ids
 from .path_networks import PathNetworks
 from .storage import StoredTables
-
-AT_ONCE = 2048  # batch entries a thread of a lookup of narrow rows
 
 
 class Tables(StoredTables):
@@ -49,16 +47,10 @@ class Tables(StoredTables):
         composed, own = ids[place >= spec.num_own], ids[place < spec.num_own]
         dense = torch.empty(0)
         if len(composed):
-            numbers, partitions = place[composed] - spec.num_own, spec.partitions
-            if spec.pool is not None:
-                first, mixing = self.pool_numbering(table)
-                numbers = mixing(numbers + first)
-                extents = self.pools[pool_key(self.pools, spec)]
-                partitions = tuple(Partition(1, extent.rows) for extent in extents)
-                rows = self._views(extents)
-            else:
-                numbers = numbers if spec.permutation is None else spec.permutation(numbers)
-                rows = stored[spec.num_own > 0 :]
+            numbers, partitions, rows = place[composed] - spec.num_own, spec.partitions, stored[spec.num_own > 0 :]
+            if pool := self.pool_of(table):
+                numbers = pool.mixing(numbers + pool.offsets[table])
+                partitions, rows = pool.partitions, self._views(pool.extents)
             dense = OPERATIONS[spec.operation](*(t[p(numbers)] for t, p in zip(rows, partitions, strict=False)))
             for group in self.networks():
                 if table in (members := [self.table_of[f] for f in group.members]):
@@ -82,47 +74,67 @@ class Tables(StoredTables):
         vectors = self.dense(table).detach().flatten(1)
         return len(vectors) - len(vectors.unique(dim=0))
 
-    def _row_numbers(self, ids: Tensor) -> Tensor:
-        """The rows of ``stored`` whose sums are the vectors of ``ids`` ``[B, F]``: ``[B, F, K]``; -1 for no row."""
+    def row_numbers(self, ids: Tensor) -> Tensor:
+        """The rows of ``stored`` whose sum is the vector of each id, ``[..., K]``; -1 where there is no row.
+
+        With them, any engine that sums rows can look up these tables. All rows of the padding id are -1.
+
+        Args:
+            ids: ``[B, F]``, of F features; of any shape for a module of one table.
+
+        Raises:
+            ValueError: if a scheme does not add rows, or widths differ.
+
+        >>> from quorem import QR, Embedding
+        >>> Embedding(10, 4, QR(2, operation="add")).row_numbers(torch.tensor([0, 7]))
+        tensor([[0, 5],
+                [2, 6]])
+        """
+        ids, features = self._checked(ids), len(self.features)
+        if self.names != ("",) and (ids.dim() != 2 or ids.shape[1] != features):
+            raise ValueError(f"ids has shape {tuple(ids.shape)} but must be [B, {features}]")
         for name, spec in zip(self.names, self.specs, strict=True):
-            title = f"table {name}: " if name else ""
+            title, dim = f"table {name}: " if name else "", spec.embedding_dim
             if spec.hidden is not None or (spec.operation != "add" and len(spec.partitions) > 1):
                 raise ValueError(f"{title}scheme ({spec.scheme}) must add rows: only then is a vector a sum of rows")
             if spec.is_narrow:
-                raise ValueError(f"{title}width ({spec.width}) of rows must be embedding_dim ({spec.embedding_dim})")
-            if spec.embedding_dim != self.width:
-                rule = f"must be that of all tables ({self.width})"
-                raise ValueError(f"{title}embedding_dim ({spec.embedding_dim}) {rule}")
-        ids = self._within(ids, None)
-        raise_out_of_range(IdBatch(ids), self.layout, self.titles)
-        reads = lookup_reads(ids, self.layout)
-        return torch.where(reads.valid[..., None] & reads.used, reads.rows, -1)
+                raise ValueError(f"{title}width ({spec.width}) of rows must be embedding_dim ({dim})")
+            if dim != self.width:
+                raise ValueError(f"{title}embedding_dim ({dim}) must be that of all tables ({self.width})")
+        known = self._within(ids.reshape(-1, features), None)
+        raise_out_of_range(IdBatch(known), self.layout, self.titles)
+        return rows_read(lookup_reads(known, self.layout)).view(*ids.shape, self.parts.shape[1])
 
-    def _lookup(self, batch: IdBatch, given: bool = True) -> Tensor:
+    def _lookup(self, batch: IdBatch, pieces: tuple[Piece, ...] = ()) -> Tensor:
         """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled. Narrow rows are not projected yet.
 
-        ``given``: the offsets are the caller's, so an exported program checks them.
+        With the ``pieces`` of all features, single ids are projected too, outside of any tracer: ``[B, sum of D]``.
         """
-        if self.updates.lagging is not None and torch._C._is_torch_function_enabled():
+        updates = self.updates
+        if (updates.lagging or updates.collector) and torch.compiler.is_dynamo_compiling() and not is_traced():
+            return uncompiled(self._lookup, batch, pieces)
+        if updates.lagging is not None and torch._C._is_torch_function_enabled():
             with unwatched():
-                return self._lookup(batch, given)
+                return self._lookup(batch, pieces)
         stored, ids, offsets = self.live_stored, batch.ids, batch.offsets
         if offsets is not None or ids.device != stored.device:
             check_device(stored, self.ids_argument, ids, offsets, batch.sample_weights)
-        if is_exporting():
-            self.updates.flush_before_capture_()
-            return plain.lookup(self, batch, checks=given)
+        if is_traced():
+            updates.flush_()
+            return plain.lookup(self, batch)
         if "id_rules" in self._buffers:
             ids = self._within(ids, offsets)
             batch = IdBatch(ids, offsets, batch.sample_weights, batch.mean)
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
-        groups, options = self.networks() if self._modules else (), self._read_options()
-        if offsets is not None and sum(len(group.members) for group in groups) == len(self.features):
+        groups = self.networks() if self._modules else ()
+        read, sparse = (batch, stored, self.layout, updates, self._read_options()), self.sparse
+        if pieces:
+            out = autograd.lookup_projected(*read, pieces, self.matrices(), sparse=sparse, invalid=invalid)
+        elif offsets is not None and sum(len(group.members) for group in groups) == len(self.features):
             with torch.no_grad():  # _path_bag has the gradients of all features
-                out = autograd.lookup(batch, stored, self.layout, self.updates, options, invalid=invalid)
+                out = autograd.lookup(*read, invalid=invalid)
         else:
-            sparse = self.sparse
-            out = autograd.lookup(batch, stored, self.layout, self.updates, options, sparse=sparse, invalid=invalid)
+            out = autograd.lookup(*read, sparse=sparse, invalid=invalid)
         if invalid is not None:
             self._report_invalid()
         for group in groups:
@@ -132,30 +144,23 @@ class Tables(StoredTables):
                 out = out.index_copy(1, group.columns, self._path_bag(group, batch))
         return out
 
-    def _project(self, composed: Tensor, out: Tensor | None = None) -> Tensor:
-        """The vectors ``[B, sum of D]`` of composed rows ``[B, S, W]``: narrow ones times the matrices of their tables.
+    def _vectors(self, batch: IdBatch) -> Tensor:
+        """The vectors of a batch: ``[B, S, W]``, or ``[B, sum of D]`` where narrow rows are multiplied by matrices.
 
-        Without gradients they are written to ``out``, where that is given.
+        Bags are pooled before that: fewer products, and the same sums.
         """
-        if len(self.specs) == 1 and out is None:  # all vectors times one matrix
-            return (composed.reshape(-1, self.specs[0].width) @ self.projections[0]).view(composed.shape[0], -1)
-        return project(composed.flatten(1), self._pieces(), list(self.projections), out)
+        if not self.narrow:
+            return self._lookup(batch)
+        if batch.offsets is None and is_eager() and not is_traced() and not self.networks():
+            return self._lookup(batch, self.pieces)
+        return project(self._lookup(batch).flatten(1), self.pieces, self.matrices())
 
-    def _pieces(self) -> list[Piece]:
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The columns of each feature before and after its rows are projected."""
         tables = [t for t in self.table_of for _ in range(self.specs[t].num_vectors)]
         widths, dims = [self.specs[t].width for t in tables], [self.specs[t].embedding_dim for t in tables]
         return pieces_of(widths, dims, [self.narrow.index(t) if t in self.narrow else -1 for t in tables])
-
-    def _projected(self, ids: Tensor) -> Tensor:
-        """The vectors of narrow rows of ids ``[B, F]``, in blocks whose composed rows stay in the processor's cache."""
-        size = AT_ONCE * torch.get_num_threads()
-        if not is_eager() or torch.is_grad_enabled() or not ids.is_cpu or len(ids) <= size:
-            return self._project(self._lookup(IdBatch(ids)))
-        length = sum(piece.dim for piece in self._pieces())
-        out = in_huge_pages(torch.empty(len(ids), length, dtype=self.dtype))
-        for block, vectors in zip(ids.split(size), out.split(size), strict=True):
-            self._project(self._lookup(IdBatch(block)), vectors)
-        return out
 
     def _path_bag(self, group: PathNetworks, batch: IdBatch) -> Tensor:
         """Pooled vectors of the features of one group, ``[B, slots of the group, W]``; transformed before pooling."""
@@ -178,7 +183,7 @@ class Tables(StoredTables):
         factor = pooling_factor(valid, bag, batch, vectors.dtype)[:, 0]
         vectors = torch.where(valid[:, :1], vectors * factor, 0)
         size = (offsets.shape[0] - 1) // spans.shape[0]
-        position = bag % larger(size, 1) * members + member
+        position = bag % torch.sym_max(size, 1) * members + member
         pooled = vectors.new_zeros((size + 1) * members, vectors.shape[1]).index_add(0, position, vectors)
         return pooled[: size * members].view(size, group.columns.shape[0], self.width).to(self.dtype)
 
@@ -192,10 +197,19 @@ class Tables(StoredTables):
         limits = layout.slots[layout.spans[:, 0], LIMIT]
         return replaced_ids(ids, feature, rules, limits, self._listed)
 
-    def _signed(self, ids: Tensor) -> Tensor:
-        """Unsigned raw ids reinterpreted as int64, since torch does not compute with uint64."""
-        is_unsigned = isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids)
-        return ids.view(torch.int64) if is_unsigned else ids
+    def _checked(self, ids: Tensor) -> Tensor:
+        """The ids, of a type that ops take. Unsigned raw ids become int64: torch does not compute with uint64."""
+        if isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids):
+            return ids.view(torch.int64)
+        check_ids(ids, self.ids_argument)
+        return ids
+
+    def _sample_weights(self, weights: Tensor | None, ids: Tensor) -> Tensor | None:
+        """The weights of ids in bags, checked, in the dtype of the vectors."""
+        if weights is None:
+            return None
+        check_sample_weights(weights, ids, self.ids_argument)
+        return weights.to(self.dtype)
 
     def _read_options(self) -> autograd.ReadOptions:
         if self.bits:
@@ -228,6 +242,16 @@ class Tables(StoredTables):
             tables = ", ".join(self.titles.split("\n"))
             warnings.warn(f"{count} ids out of range in {tables}: each gave a vector of zeros", stacklevel=2)
         return count
+
+
+def tables_in(module: nn.Module) -> list[Tables]:
+    """The quorem modules in ``module``, of which there must be some."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
+    members = [m for m in module.modules() if isinstance(m, Tables)]
+    if not members:
+        raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")
+    return members
 
 
 def module_of(stored: Tensor) -> Tables | None:

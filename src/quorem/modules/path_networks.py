@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import autograd, rows
+from ..ops import gpu, rows
+from ..ops.declare import is_eager
 from ..ops.layout import BASE, CLOSED_FORM, Layout
 from ..paper import init
 from ..paper.partitions import Partition
@@ -18,27 +19,18 @@ class PathNetworks(nn.Module):
     """The networks of one or more features whose paths have the same shape, run as batched matrix products.
 
     Ids are sorted by network into blocks of one network each, so that a weight matrix is read once per block. There is
-    no loop over networks and no copy of a matrix per id.
-
-    Args:
-        members: the features, as positions in ``table_of``.
-        names: the names of all tables.
-        specs: the specs of all tables; those of the members have path networks of one width and shape.
-        table_of: the table that each feature reads; features of one table share its networks.
-        layout: the layout of all features.
+    no loop over networks and no copy of a matrix per id. Features of one table share its networks.
     """
 
     member: Tensor  # [F]: position of each feature among the members, or -1
     features: Tensor  # [members]
     columns: Tensor  # slots of the members
-    all_columns: Tensor  # slots of the members, then of the other features
     network_slots: Tensor  # like ``layout.slots``: one slot per member
     network_parts: Tensor  # like ``layout.parts``: one partition per level, whose base is the member's first network
 
     def __init__(
         self,
         members: Sequence[int],
-        names: Sequence[str],
         specs: Sequence[TableSpec],
         table_of: Sequence[int],
         layout: Layout,
@@ -50,12 +42,11 @@ class PathNetworks(nn.Module):
         member_specs = [specs[t] for t in tables]
         scheme = path_scheme(member_specs[0])
         assert scheme is not None
-        self.has_own_rows = any(spec.num_own for spec in member_specs)
         self.members = tuple(members)
         self.activation = scheme.activation
         self.width = member_specs[0].width
-        self.tables = {names[t]: specs[t].path_sizes for t in tables}  # number of networks per level, by table
-        sizes = list(zip(*self.tables.values(), strict=True))
+        self.has_own_rows = any(spec.num_own for spec in member_specs)
+        sizes = list(zip(*(spec.path_sizes for spec in member_specs), strict=True))  # of each level, by table
         self.counts = tuple(map(sum, sizes))  # number of networks per level
         self.most = tuple(map(max, sizes))  # largest number of networks of one table, per level
         widths = (self.width, *scheme.hidden, self.width)
@@ -69,13 +60,14 @@ class PathNetworks(nn.Module):
             parts = [p for p in specs[t].partitions[1:] if isinstance(p, Partition)]
             levels[t] = [[p.stride, p.size, base[j], 1, CLOSED_FORM] for j, p in enumerate(parts)]
             base = [b + p.size for b, p in zip(base, parts, strict=True)]
-        spans = layout.spans.tolist()
-        member = [members.index(f) if f in members else -1 for f in range(len(spans))]
-        columns = [spans[f][0] + slot for f in members for slot in range(spans[f][1])]
-        others = [c for c in range(len(layout.slots)) if c not in columns]
-        integers: dict[str, Any] = {"member": member, "features": list(members), "columns": columns}
         self.levels = [levels[table_of[f]] for f in members]  # ``network_parts`` as Python integers
-        integers |= {"all_columns": columns + others, "network_parts": self.levels}
+        spans = layout.spans.tolist()
+        integers: dict[str, Any] = {
+            "member": [members.index(f) if f in members else -1 for f in range(len(spans))],
+            "features": list(members),
+            "columns": [spans[f][0] + slot for f in members for slot in range(spans[f][1])],
+            "network_parts": self.levels,
+        }
         self.integers = {name: torch.tensor(v, dtype=torch.int64, device="cpu") for name, v in integers.items()}
         self.register_integers(self.weights[0].device, layout)
         self.reset_parameters()
@@ -103,19 +95,28 @@ class PathNetworks(nn.Module):
 
     def transform(self, vectors: Tensor, ids: Tensor, ranks: Tensor) -> Tensor:
         """Transform the members' vectors in ``vectors`` ``[B, S, W]`` of ``ids`` ``[B, F]``; keep the others."""
-        levels = [
-            [tensor for i in self.layers_of(level) for tensor in (self.weights[i], self.biases[i])]
-            for level in range(len(self.counts))
-        ]
-        if not self.has_own_rows and all(autograd.path_is_fused(vectors, levels[0], most) for most in self.most):
-            for level, (layers, most) in enumerate(zip(levels, self.most, strict=True)):
-                integers = (self.network_slots, self.network_parts[:, level : level + 1].contiguous(), self.all_columns)
-                vectors = autograd.path(vectors, ids, layers, *integers, networks=most, activation=self.activation)
-            return vectors
         selected = vectors[:, self.columns]
+        fused = self._fused(selected, ids) if selected.is_cuda and is_eager() else None
+        if fused is not None:
+            return vectors.index_copy(1, self.columns, fused)
         member = torch.arange(len(self.features), device=ids.device).repeat(ids.shape[0])
         composed = self(selected.reshape(-1, self.width), ids[:, self.features].flatten(), member, ranks)
         return vectors.index_copy(1, self.columns, composed.view_as(selected))
+
+    def _fused(self, vectors: Tensor, ids: Tensor) -> Tensor | None:
+        """The members' vectors ``[B, members, W]``, transformed by the GPU's kernels; None where these do not fit."""
+        if self.has_own_rows or not gpu.HAS_TRITON:
+            return None
+        from ..ops.gpu import path
+
+        levels = map(self.layers_of, range(len(self.counts)))
+        layers = [[tensor for i in level for tensor in (self.weights[i], self.biases[i])] for level in levels]
+        if not all(path.can_fuse(vectors, *level) for level in zip(layers, self.most, strict=True)):
+            return None
+        for level, (tensors, most) in enumerate(zip(layers, self.most, strict=True)):
+            parts = self.network_parts[:, level : level + 1].contiguous()
+            vectors = path.transformed(vectors, ids, tensors, self.network_slots, parts, most, self.activation)
+        return vectors
 
     def forward(self, vectors: Tensor, ids: Tensor, member: Tensor, ranks: Tensor) -> Tensor:
         """Transform the row vectors ``[N, D]`` of ``ids`` ``[N]``; ``member`` ``[N]`` is the feature of each.
@@ -146,19 +147,16 @@ def path_scheme(spec: TableSpec) -> Path | None:
 
 
 def sorted_blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
-    """Sort N items into blocks of one group each.
+    """Sort N items into blocks: the position ``[N]`` of each, the group of each block, and the size of a block.
 
     The number of blocks depends only on N and ``num_groups``, so shapes are static for the compiler.
-
-    Returns:
-        The position ``[N]`` of each item, the group of each block, and the size of a block.
 
     >>> position, group_of_block, size = sorted_blocks(torch.tensor([1, 0, 1, 1]), 2)
     >>> bool((group_of_block[position // size] == torch.tensor([1, 0, 1, 1])).all())
     True
     """
     n = group.shape[0]
-    size = rows.smaller(8 * (n // num_groups // 8 + 1), 1024)
+    size = torch.sym_min(8 * (n // num_groups // 8 + 1), 1024)
     num_blocks = n // size + num_groups
     counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
     needed = (counts + size - 1) // size

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import layout as column
-from ..ops.codes import FIRST_SCALE, NARROW, code_bytes
+from ..ops.codes import BLOCK_ROWS, FIRST_SCALE, NARROW, code_bytes
 from ..ops.rows import IdBatch, accumulator, places
 from ..paper.hashing import mixed_ids
 from ..paper.renumbering import MIXING_FACTORS
@@ -36,10 +36,7 @@ NARROW_SCALES = ((torch.arange(256, dtype=torch.int32) << 20) + FIRST_SCALE).vie
 class Group:
     """Features whose tables are stored alike: their integers of the layout, as constants.
 
-    Args:
-        tables: the module.
-        features: the features, as positions in the module.
-        member: for jagged ids, the position in ``features`` of each id's feature ``[V]``.
+    For jagged ids ``member`` ``[V]`` is the position in ``features`` of each id's feature.
     """
 
     def __init__(self, tables: "Tables", features: Sequence[int], member: Tensor | None = None) -> None:
@@ -84,23 +81,15 @@ class Vectors(NamedTuple):
     counted: Tensor | None  # [...]: the id is not padding; None if no table has padding
 
 
-def lookup(tables: "Tables", batch: IdBatch, *, maximum: bool = False, checks: bool = True) -> Tensor:
-    """Composed vectors ``[B, S, W]`` of a batch, those of a bag pooled; with ``maximum``, by their maximum.
-
-    Narrow rows are not projected yet, except before a maximum, which only a module of one table takes. ``checks``:
-    wrong offsets give NaN.
-    """
+def lookup(tables: "Tables", batch: IdBatch) -> Tensor:
+    """Composed vectors ``[B, S, W]`` of a batch, those of a bag pooled. Narrow rows are not projected yet."""
     ids, groups, parts = _cast(batch.ids, torch.int64), _alike(tables), []
-    sound = _sound(batch.offsets, len(tables.features)) if checks and batch.offsets is not None else None
     for features in groups:
         if batch.offsets is None:
             columns = ids if len(groups) == 1 else ids.index_select(1, torch.tensor(features, device=ids.device))
             part = _filled(composed(Group(tables, features), columns), tables.exported_unknown)
         else:
-            part = _pooled(tables, features, batch, maximum)
-            part = part if sound is None else part * sound.to(part.dtype)
-            if maximum:
-                return _cast(part, tables.dtype)
+            part = _pooled(tables, features, batch)
         slots = sum(tables.lists["spans"][f][1] for f in features)
         parts.append(_cast(part, tables.dtype).reshape(part.shape[0], slots, tables.width))
     together = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -116,33 +105,30 @@ def lookup(tables: "Tables", batch: IdBatch, *, maximum: bool = False, checks: b
 def composed(group: Group, ids: Tensor) -> Vectors:
     """Vectors of int64 ids ``[...]`` of one group; ids out of range give the vector of another id."""
     tables, t = group.tables, group.tables.table_of[group.features[0]]
-    policy = tables.unknown[t]
     known: Any = None
+    counted: Any = None
     if tables.raw_ids[t]:
         number = ids = mixed_ids(ids, group.slot(column.LIMIT))
     else:
         last = group.constant([slot[column.LIMIT] - 1 for slot in group.slots])
         number = ids.clamp(0, last) if isinstance(last, int) else torch.minimum(ids.clamp(min=0), last)
         known = number == ids
-    has_padding = any(slot[column.PADDING] != column.NO_PADDING for slot in group.slots)
-    counted: Any = ids != group.slot(column.PADDING) if has_padding else None
-    if counted is not None and known is not None and policy != "error":
-        counted = counted | ~known  # the id -1 is not padding
-    replacement = None if policy == "error" or known is None else _replacement(group, ids, policy)
+    if any(slot[column.PADDING] != column.NO_PADDING for slot in group.slots):
+        counted = ids != group.slot(column.PADDING)
+    place = _place(group, number) if group.has_own else number
+    if tables.unknown[t] != "error":  # then ids are not raw
+        place = torch.where(known, place, _replacement(group, ids, tables.unknown[t]))
+        counted = None if counted is None else counted | ~known  # the id -1 is not padding
+        known = None
     if not group.has_own:
-        if replacement is not None:
-            number = torch.where(known, number, replacement)
-        vectors = _cold(group, number)
-    else:
-        own, place = group.slot(column.OWN), _place(group, number)
-        if replacement is not None:
-            place = torch.where(known, place, replacement + (own if policy == "hash" else 0))
-        is_composed = place >= own
-        (vectors,) = _read(group, [_row(group, 0, group.by_slot(torch.where(is_composed, 0, place)))])
-        if group.composed_parts:
-            cold = _cold(group, torch.where(is_composed, place - own, 0))
-            vectors = torch.where(is_composed[..., None], cold, vectors)
-    return Vectors(vectors, known if policy == "error" else None, counted)
+        return Vectors(_cold(group, place), known, counted)
+    own = group.slot(column.OWN)
+    is_composed = place >= own
+    (vectors,) = _read(group, [_row(group, 0, group.by_slot(torch.where(is_composed, 0, place)))])
+    if group.composed_parts:
+        cold = _cold(group, torch.where(is_composed, place - own, 0))
+        vectors = torch.where(is_composed[..., None], cold, vectors)
+    return Vectors(vectors, known, counted)
 
 
 def _filled(found: Vectors, unknown: str) -> Tensor:
@@ -162,16 +148,7 @@ def _filled(found: Vectors, unknown: str) -> Tensor:
     return torch.where(factor == 1, vectors, factor)  # a row that is not finite stays so if it is multiplied by 0
 
 
-def _sound(offsets: Tensor, num_features: int) -> Tensor:
-    """1, or NaN if offsets do not start at 0, decrease, or have a wrong length, since a graph cannot raise.
-
-    Offsets past the last id are not in it: they make ``_pooled`` scatter out of bounds, which runtimes refuse.
-    """
-    wrong = (offsets[1:] < offsets[:-1]).sum() + offsets[0].abs() + (offsets.shape[0] - 1) % num_features
-    return torch.where(wrong == 0, 1.0, torch.nan)
-
-
-def _pooled(tables: "Tables", features: Sequence[int], batch: IdBatch, maximum: bool) -> Tensor:
+def _pooled(tables: "Tables", features: Sequence[int], batch: IdBatch) -> Tensor:
     """Pooled vectors ``[B, G, D]`` of the features of one group; ids past the last offset are ignored."""
     ids, offsets, count = _cast(batch.ids, torch.int64), batch.offsets, len(features)
     assert offsets is not None
@@ -188,7 +165,6 @@ def _pooled(tables: "Tables", features: Sequence[int], batch: IdBatch, maximum: 
         target = torch.where(member >= 0, bag % rows * count + member, size * count)
         ids, member = torch.where(member >= 0, ids, 0), member.clamp(min=0)
     found = composed(Group(tables, features, member), ids)
-    unknown = tables.exported_unknown
     counted = found.counted
     if found.known is not None:
         counted = found.known if counted is None else counted & found.known
@@ -198,24 +174,13 @@ def _pooled(tables: "Tables", features: Sequence[int], batch: IdBatch, maximum: 
         zeros = values.new_zeros(size * count + 1, values.shape[1])
         return zeros.index_put((target,), values, accumulate=True)[:-1]
 
-    if maximum:
-        matrix, vectors = tables.projection(), found.vectors
-        if matrix is not None:
-            vectors = (_cast(vectors, matrix.dtype).unflatten(-1, (-1, matrix.shape[0])) @ matrix).flatten(-2)
-        vectors = vectors if counted is None else torch.where(counted[:, None], vectors, -torch.inf)
-        lowest = vectors.new_full((size * count + 1, vectors.shape[1]), -torch.inf)
-        pooled = lowest.scatter_reduce(0, target[:, None].expand(vectors.shape), vectors, "amax")[:-1]
-        pooled = torch.where(pooled == -torch.inf, 0.0, pooled)
-        if found.known is not None and unknown == "nan":
-            pooled = torch.where(scattered((~found.known).to(pooled.dtype)[:, None]) > 0, torch.nan, pooled)
-    else:
-        if batch.sample_weights is not None:
-            weighted = found.vectors * batch.sample_weights.to(found.vectors.dtype)[:, None]
-            found = found._replace(vectors=weighted)
-        pooled = scattered(_filled(found, unknown))
-        if batch.mean:
-            ones = torch.ones_like(ids) if counted is None else counted
-            pooled = pooled / scattered(ones.to(pooled.dtype)[:, None]).clamp(min=1)
+    if batch.sample_weights is not None:
+        weighted = found.vectors * batch.sample_weights.to(found.vectors.dtype)[:, None]
+        found = found._replace(vectors=weighted)
+    pooled = scattered(_filled(found, tables.exported_unknown))
+    if batch.mean:
+        ones = torch.ones_like(ids) if counted is None else counted
+        pooled = pooled / scattered(ones.to(pooled.dtype)[:, None]).clamp(min=1)
     return pooled.view(size, count, pooled.shape[1])
 
 
@@ -247,7 +212,7 @@ def _read(group: Group, rows: Sequence[Tensor]) -> list[Tensor]:
     if not bits:
         numbers = [_cast(F.embedding(each, stored), accumulator(stored)) for each in rows]
     else:  # all rows at once: fewer operators
-        numbers = list(_dequantized(F.embedding(torch.stack(list(rows)), stored), width, bits).unbind())
+        numbers = list(_dequantized(stored, torch.stack(list(rows)), width, bits).unbind())
     return numbers if group.num_slots == 1 else [each.flatten(-2) for each in numbers]
 
 
@@ -256,13 +221,19 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def _dequantized(rows: Tensor, width: int, bits: int) -> Tensor:
+def _dequantized(stored: Tensor, rows: Tensor, width: int, bits: int) -> Tensor:
     """``codes.dequantize`` without a view of bytes as another dtype, which ONNX does not have.
 
     Products with small matrices are exact here, and ONNX Runtime broadcasts last axes more slowly.
     """
     size, device = code_bytes(width, bits), rows.device
-    codes, ends = rows[..., :size].float(), rows[..., size:]
+    if width <= NARROW:
+        block = rows // BLOCK_ROWS
+        place = (rows * size + block)[..., None] + torch.arange(size, device=device)
+        codes, ends = stored.flatten()[place].float(), F.embedding(block, stored[:, -1:])
+    else:
+        taken = F.embedding(rows, stored)
+        codes, ends = taken[..., :size].float(), taken[..., size:]
     if bits == 4:
         high = (codes / 16).floor()
         codes = torch.stack([codes - high * 16, high], -1).flatten(-2)
@@ -278,8 +249,6 @@ def _dequantized(rows: Tensor, width: int, bits: int) -> Tensor:
 def _cold(group: Group, number: Tensor) -> Tensor:
     """Composed vectors of numbers, the arguments of the partitions (``ops.rows.numbers_of`` and ``buckets_of``)."""
     bits = group.slots[0][column.BITS]
-    if any((slot[column.MULTIPLIER], slot[column.SHIFT]) != (1, 0) for slot in group.slots):
-        number = (number * group.slot(column.MULTIPLIER) + group.slot(column.SHIFT)) % group.slot(column.COMPOSED)
     if bits:
         number = _mixed(number + group.slot(column.OFFSET), bits)
     rows = _read(group, [_row(group, k, _bucket(group, group.by_slot(number), k)) for k in group.composed_parts])
@@ -339,15 +308,15 @@ def _place(group: Group, ids: Tensor) -> Tensor:
 
 
 def _replacement(group: Group, ids: Tensor, policy: str) -> Any:
-    """What unknown ids become: the place of the rest, or the number of a composed id, never that of padding."""
+    """The place that unknown ids get: that of the rest, or of a composed id, never that of padding."""
     if policy == "rest":
         return group.constant(group.hot())
     count = group.slot(column.COMPOSED)
     number = mixed_ids(ids, count)
     skipped = [group.tables.rules[f].skipped for f in group.features]
-    if max(skipped) < 0:
-        return number
-    return torch.where(number == group.constant(skipped), (number + 1) % count, number)
+    if max(skipped) >= 0:
+        number = torch.where(number == group.constant(skipped), (number + 1) % count, number)
+    return number + group.slot(column.OWN) if group.has_own else number
 
 
 def _mixed(number: Tensor, bits: int) -> Tensor:

@@ -6,22 +6,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..ops.codes import BITS, LARGEST_NARROW_SCALE, NARROW, quantize, row_bytes
+from ..ops.codes import BITS, LARGEST_NARROW_SCALE, NARROW, quantize, stored_shape
 from ..ops.cpu.pages import in_huge_pages
 from .holders import optimizers_of
-from .lookup import Tables
+from .lookup import Tables, tables_in
 
-BLOCK_ROWS = 2**16  # rows quantized at a time
+AT_A_TIME = 2**16  # rows quantized at a time
 
 
 def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     """Store the rows of every quorem module in ``module`` in 8 or 4 bits per number, in place.
 
-    Each row has its own scale. At D = 16 a row takes 20 bytes with 8 bits, 12 bytes with 4 bits, and 64 bytes in
-    float32; a narrow row of 4 numbers takes 5, 3 and 16 bytes. The lookup dequantizes rows. They no longer take
-    gradients, since ``stored`` holds bytes. An optimizer that holds the rows loses them, with a warning.
-    Networks of path-based tables are not quantized. Afterwards ``module.half()`` and the like change the dtype of these
-    networks and of the output vectors.
+    Each row has its own scale; 16 rows of at most 8 numbers share one. At D = 16 a row takes 20 bytes with 8 bits, 12
+    bytes with 4 bits, and 64 bytes in float32; a narrow row of 4 numbers takes 4, 2 and 16 bytes. The lookup
+    dequantizes rows. The matrices of narrow rows are rounded to bfloat16. Rows and matrices no longer take gradients;
+    an optimizer that holds them loses them, with a warning. Networks of path-based tables are not quantized. Afterwards
+    ``module.half()`` and the like change the dtype of these networks and of the output vectors.
 
     Args:
         module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
@@ -40,13 +40,9 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     >>> table(torch.tensor([7])).shape, table.stored.shape, table.stored.dtype
     (torch.Size([1, 16]), torch.Size([254, 20]), torch.uint8)
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
+    members = tables_in(module)
     if bits not in BITS:
         raise ValueError(f"bits ({bits!r}) must be 8 or 4")
-    members = [m for m in module.modules() if isinstance(m, Tables)]
-    if not members:
-        raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")
     for tables in members:
         if tables.bits:
             raise ValueError(f"module has tables of {tables.bits} bits already: quantize_ takes float ones")
@@ -55,32 +51,33 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
         for name, table in tables.named_tables():
             if not table.is_meta:
                 _check_range(name, table.detach().reshape(-1, tables.width), bits)
-    optimizers = optimizers_of(tables.stored for tables in members)
+    optimizers = optimizers_of(p for tables in members for p in (tables.stored, *tables.projections))
     quantized: dict[nn.Parameter, nn.Parameter] = {}
     for tables in members:
         if tables.stored not in quantized:
             quantized[tables.stored] = _quantized(tables, bits)
+        for matrix in tables.projections:
+            halved = matrix.detach().bfloat16() if matrix.itemsize > 2 else matrix.detach()
+            quantized.setdefault(matrix, nn.Parameter(halved, requires_grad=False))
         tables.vector_dtype, tables.bits = tables.stored.dtype, bits
     for tables in members:
         tables.stored = quantized[tables.stored]
+        if tables.narrow:
+            tables.projections = nn.ParameterList([quantized[matrix] for matrix in tables.projections])
         tables.register_integers()
     for optimizer in optimizers:
         _leave(optimizer, set(quantized), bits)
     return module
 
 
-def _leave(optimizer: torch.optim.Optimizer, rows: set[nn.Parameter], bits: int) -> None:
-    """Take rows that were quantized out of an optimizer, with their state, and say so."""
-    count = 0
+def _leave(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter], bits: int) -> None:
+    """Take parameters that were quantized out of an optimizer, with their state, and say so."""
     for group in optimizer.param_groups:
-        count += sum(p in rows for p in group["params"])
-        group["params"][:] = [p for p in group["params"] if p not in rows]
+        group["params"][:] = [p for p in group["params"] if p not in parameters]
     for by_parameter in vars(optimizer).values():
-        for p in rows if isinstance(by_parameter, dict) else ():
+        for p in parameters if isinstance(by_parameter, dict) else ():
             by_parameter.pop(p, None)
-    text = (
-        f"{type(optimizer).__name__} no longer trains the rows of {count} tables: rows of {bits} bits take no gradient"
-    )
+    text = f"{type(optimizer).__name__} no longer trains the tables: rows of {bits} bits take no gradient"
     warnings.warn(text, stacklevel=3)
 
 
@@ -90,7 +87,7 @@ def _check_range(name: str, rows: Tensor, bits: int) -> None:
     limit = (2**bits - 1) * torch.finfo(torch.float16).max
     if narrow:
         limit = (2 ** (bits - 1) - 1) * LARGEST_NARROW_SCALE
-    for block in rows.split(BLOCK_ROWS):
+    for block in rows.split(AT_A_TIME):
         if not block.isfinite().all():
             raise ValueError(f"{name} must be finite to be quantized")
         low, high = block.amin(1).clamp(max=0).double(), block.amax(1).clamp(min=0).double()
@@ -103,9 +100,10 @@ def _check_range(name: str, rows: Tensor, bits: int) -> None:
 @torch.no_grad()
 def _quantized(tables: Tables, bits: int) -> nn.Parameter:
     stored = tables.stored
-    size = (len(stored), row_bytes(tables.width, bits))
-    rows = in_huge_pages(torch.empty(size, dtype=torch.uint8, device=stored.device))
+    shape = stored_shape(len(stored), tables.width, bits)
+    rows = in_huge_pages(torch.empty(shape, dtype=torch.uint8, device=stored.device))
     if not stored.is_meta:
-        for source, target in zip(stored.split(BLOCK_ROWS), rows.split(BLOCK_ROWS), strict=True):
+        taken = stored_shape(AT_A_TIME, tables.width, bits)[0]
+        for source, target in zip(stored.split(AT_A_TIME), rows.split(taken), strict=True):
             target.copy_(quantize(source, bits))
     return nn.Parameter(rows, requires_grad=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..checks import check_ids
-from ..ops.layout import NO_PADDING, PADDING, Extent, pool_key
+from ..ops.layout import NO_PADDING, PADDING, Extent
 from ..ops.rows import IdBatch, reads_of, rows_read
 from ..paper.partitions import are_digits
 from .lookup import Tables
@@ -35,7 +35,7 @@ def score(module: Tables, queries: Tensor, ids: Tensor | None) -> Tensor:
         scores = flat @ vectors_of(module, ids.reshape(-1)).T
         return scores.to(queries.dtype).view(*queries.shape[:-1], *ids.shape)
     partial = partial_scores(module, flat)
-    if partial is not None and composed_are_digits(module) and spec.permutation is None and not spec.num_own:
+    if partial is not None and composed_are_digits(module) and not spec.num_own:
         scores, *others = (each.T for each in scores_by_partition(module, partial)[1])
         for each in others:  # an id is its digits: no row has to be looked up
             scores = (each[:, :, None] + scores[:, None, :]).flatten(1)
@@ -53,7 +53,7 @@ def partial_scores(module: Tables, queries: Tensor) -> Tensor | None:
 
     None unless vectors are sums or concatenations of rows, of which there are fewer than ids.
     """
-    spec, num_rows = module.specs[0], len(module.live_stored)
+    spec, num_rows = module.specs[0], module.num_rows
     is_sum = spec.hidden is None and (spec.operation != "mult" or len(spec.partitions) == 1)
     if not is_sum or num_rows * module.width >= spec.num_embeddings * spec.width:
         return None
@@ -77,7 +77,7 @@ def summed_rows(module: Tables, ids: Tensor, *, of_padding: bool = False) -> lis
     rows = rows_read(reads_of(ids[:, None].expand(-1, len(slots)), slots, layout.parts, layout))
     if module.specs[0].num_own and rows.shape[2] > 1:  # an id reads its own row or the others: never both first parts
         rows = torch.cat([rows[..., :2].amax(2, keepdim=True), rows[..., 2:]], 2)
-    rows = torch.where(rows < 0, len(module.live_stored), rows)
+    rows = torch.where(rows < 0, module.num_rows, rows)
     return [(s, rows[:, s, k]) for s in range(rows.shape[1]) for k in range(rows.shape[2])]
 
 
@@ -85,8 +85,8 @@ def scores_by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[T
     """The partial scores of rows that ids have of their own, ``[rows, B]``, and of the rows of each partition."""
     spec = module.specs[0]
     own, extents = module.extents[0][: spec.num_own > 0], module.extents[0][spec.num_own > 0 :]
-    if spec.pool is not None:
-        extents = module.pools[pool_key(module.pools, spec)]
+    if pool := module.pool_of(0):
+        extents = pool.extents
     starts = accumulate((e.pitch for e in extents), initial=0) if spec.operation == "concat" else [0] * len(extents)
 
     def of_table(extent: Extent, slot: int) -> Tensor:
@@ -99,7 +99,7 @@ def scores_by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[T
 
 
 def composed_are_digits(module: Tables) -> bool:
-    """Whether the buckets of the composed ids, perhaps permuted, are the digits of all numbers below some n."""
+    """Whether the buckets of the composed ids are the digits of all numbers below some n."""
     spec = module.specs[0]
     return not spec.num_composed or (spec.pool is None and are_digits(spec.partitions, spec.num_composed))
 
@@ -117,7 +117,7 @@ def id_ranges(module: Tables, numbers: int, *, cached: bool = False) -> Iterator
 
 def block_scores(module: Tables, queries: Tensor, partial: Tensor | None, first: int, last: int) -> Tensor:
     """The scores ``[B, N]`` of a block of ids, by partial scores or, without them, by composed vectors."""
-    if module.is_full() and not module.bits and module.padding[0] is None:  # no row has to be looked up
+    if module.is_full() and module.padding[0] is None:  # no row has to be looked up
         (rows,) = module.tables()
         return queries @ rows[first:last].to(queries.dtype).T
     ids = torch.arange(first, last, device=queries.device)

@@ -2,52 +2,24 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, InvalidIdMode, check_choice, check_dtype, check_padding
+from ..checks import InvalidIdMode, check_choice, check_dtype
 from ..ops.codes import dequantize
 from ..ops.cpu.pages import in_huge_pages
-from ..ops.lagging import unwatched
-from ..ops.layout import Extent, Layout, Storage, build, pool_key
-from ..ops.updates import Updates, updates_of
+from ..ops.lagging import unwatched, updates_of
+from ..ops.layout import Extent, Layout, Storage, StoredPool, build
+from ..ops.updates import Updates
 from ..paper import init
-from ..paper.hashing import mixed_id
-from ..paper.renumbering import Mixing
-from ..paper.schemes import TableSpec
-from ..paper.schemes.frequency import Ranking, Ranks, RawCounts, are_known, rank
-from .id_rules import UnknownIds, check_unknown, rules_of
+from ..paper.schemes.frequency import Ranks, are_known, rank
+from .id_rules import rules_of
 from .meaning import are_ranked, differences, meaning_of, ranks_in
 from .path_networks import PathNetworks, path_groups
-
-
-class TableOptions(NamedTuple):
-    """One table and its options, as the constructor of a module is given them."""
-
-    name: str  # "" for the only table of a module
-    spec: TableSpec
-    padding_idx: int | None
-    frequencies: Ranking | None
-    raw_ids: bool
-    unknown: UnknownIds
-
-    def check(self) -> None:
-        """Raise TypeError or ValueError if the options do not go together."""
-        if not isinstance(self.raw_ids, bool):
-            raise TypeError(f"raw_ids ({self.raw_ids!r}) must be a bool")
-        check_unknown(self.unknown, self.spec, self.raw_ids, self.name)
-        if isinstance(self.frequencies, RawCounts) and not self.raw_ids:
-            title = f" of table {self.name!r}" if self.name else ""
-            raise ValueError(f"frequencies{title} counts raw ids: raw_ids must be True")
-
-    def padding(self) -> int | None:
-        """The padding id as an id of the table: counted from the front, or hashed if ids are raw."""
-        if self.raw_ids and self.padding_idx is not None:
-            return mixed_id(self.padding_idx, self.spec.num_embeddings)
-        return check_padding(self.padding_idx, self.spec.num_embeddings)
+from .table import Table
 
 
 class StoredTables(nn.Module):
@@ -75,9 +47,8 @@ class StoredTables(nn.Module):
 
     def __init__(
         self,
-        tables: Sequence[TableOptions],
+        tables: Sequence[Table],
         *,
-        features: Sequence[tuple[str, int]] | None = None,
         sparse: bool,
         on_invalid_id: InvalidIdMode,
         init_std: float | None,
@@ -87,10 +58,8 @@ class StoredTables(nn.Module):
         super().__init__()
         check_choice("on_invalid_id", on_invalid_id, InvalidIdMode)
         check_dtype(dtype)
-        for table in tables:
-            table.check()
         names = self.names = tuple(table.name for table in tables)
-        specs = self.specs = tuple(table.spec for table in tables)
+        specs = self.specs = tuple(table.checked_spec() for table in tables)
         self.raw_ids = tuple(table.raw_ids for table in tables)
         self.unknown = tuple(table.unknown for table in tables)
         self.padding = tuple(table.padding() for table in tables)
@@ -101,21 +70,20 @@ class StoredTables(nn.Module):
         if init_std is not None and not 0 < init_std < math.inf:
             raise ValueError(f"init_std ({init_std}) must be above 0 and finite")
         self.init_std = init_std
-        features = [(name, t) for t, name in enumerate(names)] if features is None else features
-        self.features, self.table_of = tuple(name for name, _ in features), tuple(t for _, t in features)
+        self.features = tuple(feature for table in tables for feature in table.features)
+        self.table_of = tuple(t for t, table in enumerate(tables) for _ in table.features)
         self.titles = "\n".join(f"table {names[t]}" if names[t] else f"{type(self).__name__}" for t in self.table_of)
         self._ranks: list[Ranks | None] = [
-            rank(table.frequencies, table.spec) if table.frequencies is not None and table.spec.num_own else None
-            for table in tables
+            rank(table.frequencies, spec) if table.frequencies is not None and spec.num_own else None
+            for table, spec in zip(tables, specs, strict=True)
         ]
         storage = self._storage()
         self.extents, self.pools = storage.extents, storage.pools
         self.width = storage.width
-        self.stored = nn.Parameter(
-            in_huge_pages(torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype))
-        )
+        rows = torch.empty(storage.num_rows, storage.width, device=device, dtype=dtype)
+        self.stored = nn.Parameter(in_huge_pages(rows))
         groups = path_groups(specs, self.table_of)
-        networks = [PathNetworks(group, names, specs, self.table_of, storage.layout, device, dtype) for group in groups]
+        networks = [PathNetworks(group, specs, self.table_of, storage.layout, device, dtype) for group in groups]
         self.paths = nn.ModuleList(networks) if networks else ()
         self.narrow = tuple(t for t, spec in enumerate(specs) if spec.is_narrow)  # in the order of ``projections``
         shapes = [(specs[t].width, specs[t].embedding_dim) for t in self.narrow]
@@ -138,7 +106,7 @@ class StoredTables(nn.Module):
     @property
     def num_parameters(self) -> int:
         """Number of stored parameters, of all tables, pools, path networks and matrices of narrow rows."""
-        pools = sum(extent.rows * extent.pitch for extents in self.pools.values() for extent in extents)
+        pools = sum(extent.rows * extent.pitch for pool in self.pools.values() for extent in pool.extents)
         return sum(spec.num_parameters for spec in self.specs) + pools * self.width
 
     @property
@@ -147,17 +115,31 @@ class StoredTables(nn.Module):
         return sum(spec.num_embeddings * spec.embedding_dim for spec in self.specs) / self.num_parameters
 
     def is_full(self, table: int = 0) -> bool:
-        """Whether a table is stored as the full table, row by row."""
-        return self.specs[table].is_naive and not self.specs[table].is_narrow
+        """Whether a table is stored as it is, row by row, in numbers."""
+        return self.specs[table].is_naive and not self.specs[table].is_narrow and not self.bits
 
     def projection(self, table: int = 0) -> Tensor | None:
         """The matrix ``[d, D]`` that turns composed rows of width d into vectors; None if rows have width D."""
-        return self.projections[self.narrow.index(table)] if table in self.narrow else None
+        return self.matrices()[self.narrow.index(table)] if table in self.narrow else None
+
+    def matrices(self) -> list[Tensor]:
+        """``projections`` in the dtype of the vectors: ``quantize_`` rounds them to bfloat16."""
+        if isinstance(self.projections, tuple):
+            return []
+        found = self.projections._parameters.values()  # iteration over the list takes ten times as long
+        matrices: list[Tensor] = [matrix for matrix in found if matrix is not None]
+        return [matrix.to(self.dtype) for matrix in matrices] if self.bits else matrices
 
     @property
     def all_extents(self) -> list[Extent]:
         """Where every stored table lies in ``stored``: those of the tables, then those of the pools."""
-        return [extent for group in (*self.extents, *self.pools.values()) for extent in group]
+        groups = (*self.extents, *(pool.extents for pool in self.pools.values()))
+        return [extent for group in groups for extent in group]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of ``stored``, R; where rows are bytes, it has another shape."""
+        return sum(extent.rows * extent.pitch for extent in self.all_extents)
 
     def features_of(self, table: int) -> list[str]:
         """The features that read a table."""
@@ -175,9 +157,9 @@ class StoredTables(nn.Module):
             init.init_(self.tables(t), spec, std=self.start_std([t]))
             if spec.is_naive and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
-        for name, extents in self.pools.items():
-            members = self.pool_members(name)
-            init.pool_(self._views(extents), [self.specs[t] for t in members], std=self.start_std(members))
+        for pool in self.pools.values():
+            specs, std = [self.specs[t] for t in pool.offsets], self.start_std(pool.offsets)
+            init.pool_(self._views(pool.extents), specs, std=std)
         for group in self.networks():
             group.reset_parameters()
         for matrix in self.projections:
@@ -187,17 +169,11 @@ class StoredTables(nn.Module):
         if self.bits:
             raise ValueError(f"a module of {self.bits} bits takes no new values: set them before quantize_")
 
-    def pool_members(self, pool: str) -> list[int]:
-        """The tables that share a pool, in the order in which it numbers their cold ids."""
-        return [t for t, spec in enumerate(self.specs) if pool_key(self.pools, spec) == pool]
+    def pool_of(self, table: int) -> StoredPool | None:
+        """The pool that the cold ids of a table read; None if there is none."""
+        return next((pool for pool in self.pools.values() if table in pool.offsets), None)
 
-    def pool_numbering(self, table: int) -> tuple[int, Mixing]:
-        """The number of a table's first cold id in its pool, and the bijection that the pool applies to numbers."""
-        counts = {t: self.specs[t].num_composed for t in self.pool_members(pool_key(self.pools, self.specs[table]))}
-        first = sum(count for t, count in counts.items() if t < table)
-        return first, Mixing.covering(sum(counts.values()))
-
-    def start_std(self, members: Sequence[int]) -> float | None:
+    def start_std(self, members: Iterable[int]) -> float | None:
         """The standard deviation of initial vectors, or None for the default, which depends on the number of ids.
 
         Raw ids have a default that does not depend on the size of the id space.
@@ -216,26 +192,23 @@ class StoredTables(nn.Module):
             self.updates.flush_()
             with unwatched():
                 return [extent.of(self.live_stored) for extent in extents]
-        rows = [self.live_stored[extent.base : extent.base + extent.rows * extent.pitch] for extent in extents]
-        wide = torch.promote_types(self.dtype, torch.float32)
-        numbers = [dequantize(row, self.width, self.bits).to(wide) for row in rows]
-        return [n.view(extent.rows, -1) for n, extent in zip(numbers, extents, strict=True)]
+        wide, views = torch.promote_types(self.dtype, torch.float32), []
+        for extent in extents:
+            rows = torch.arange(extent.rows * extent.pitch, device=self.live_stored.device) + extent.base
+            numbers = dequantize(self.live_stored, rows, self.width, self.bits).to(wide)
+            views.append(numbers.view(extent.rows, -1))
+        return views
 
     def named_tables(self, values: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and view of each stored table; views of bytes if rows are quantized.
-
-        Args:
-            values: a tensor in the shape of ``stored``, such as ``stored.grad``, to view instead of ``stored``.
-        """
-        if values is None:
-            stored: Any = self.live_stored
-            values = cast(Tensor, stored.full_tensor() if is_sharded(stored) else stored)
-        for name, extents in zip(self.names, self.extents, strict=True):
+        """Name and view of each stored table, or of ``values`` in the same shape; numbers if rows are quantized."""
+        stored: Any = self.live_stored if values is None else values
+        stored = stored.full_tensor() if is_sharded(stored) else stored
+        titles = [f"tables.{name}" if name else "tables" for name in self.names]
+        titles += [f"pools.{name}" for name in self.pools]
+        groups = (*self.extents, *(pool.extents for pool in self.pools.values()))
+        for title, extents in zip(titles, groups, strict=True):
             for j, extent in enumerate(extents):
-                yield entry_name("tables", name, j), extent.of(values)
-        for name, extents in self.pools.items():
-            for j, extent in enumerate(extents):
-                yield f"pools.{name}.{j}", extent.of(values)
+                yield f"{title}.{j}", self._views([extent])[0] if self.bits else extent.of(stored)
 
     def _storage(self) -> Storage:
         return build(self.specs, self.padding, self.table_of, self._ranks)
@@ -264,11 +237,7 @@ class StoredTables(nn.Module):
         return self._ranks
 
     def _take_filled_integers(self) -> None:
-        """Called without a layout: tools that fill a module of the meta device do not call ``load_state_dict``.
-
-        Raises:
-            RuntimeError: if a table still waits for the lists of ids of a ``state_dict``.
-        """
+        """Called without a layout: tools that fill a module of the meta device do not call ``load_state_dict``."""
         if self.live_stored.is_meta:
             return
         self._take_integers()
@@ -278,11 +247,7 @@ class StoredTables(nn.Module):
                 raise RuntimeError(f"{title} has frequencies='loaded': load a state_dict, which lists its hot ids")
 
     def _take_integers(self) -> None:
-        """Take over ``meaning`` and ``ranks`` as somebody has set them, and rebuild all that follows from them.
-
-        Raises:
-            RuntimeError: if the rows mean something else than here.
-        """
+        """Take over ``meaning`` and ``ranks`` as somebody has set them, and rebuild all that follows from them."""
         if not self.meaning.is_meta:
             if wrong := differences(self, self.meaning):
                 raise RuntimeError("\n".join(wrong))
@@ -295,8 +260,8 @@ class StoredTables(nn.Module):
         """(Re)build the buffers on the device of ``stored``; they hold no learned state."""
         layout = self._storage().layout
         integers = layout._asdict()
-        integers["meaning"] = meaning_of(self, [ranks is not None for ranks in self._ranks])
-        saved = {"meaning", *(["ranks"] if any(self._ranks) else [])}  # tools take empty tensors for shared ones
+        integers["meaning"] = meaning_of(self)
+        saved = {"meaning", "ranks"} if any(self._ranks) else {"meaning"}  # tools take empty tensors for shared ones
         integers["invalid_ids"] = torch.zeros((), dtype=torch.int64, device="cpu")
         self.rules, listed = rules_of(self, layout)
         # The same as Python integers, which exported programs have as constants.
@@ -306,7 +271,10 @@ class StoredTables(nn.Module):
         device = self.live_stored.device
         self._listed = [each._replace(ranks=Ranks(*(ids.to(device) for ids in each.ranks))) for each in listed]
         for name, values in integers.items():
-            self.register_buffer(name, values.to(self.live_stored.device), persistent=name in saved)
+            self.register_buffer(name, values.to(device), persistent=name in saved)
+        # Views of the lists in the layout, so that they are in memory once.
+        lists = iter(layout.ranks.split([len(ids) for ranks in self._ranks if ranks for ids in ranks]))
+        self._ranks = [ranks and Ranks(next(lists), next(lists)) for ranks in self._ranks]
         ready = not self.slots.is_meta and all(ranks is None or are_known(ranks) for ranks in self._ranks)
         # Without a layout, the next lookup calls _take_filled_integers.
         self.__dict__["_layout"] = Layout(*(getattr(self, name) for name in Layout._fields)) if ready else None
@@ -335,16 +303,15 @@ class StoredTables(nn.Module):
         return self
 
     def _keeping_bytes(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """``fn``, except that quantized rows stay bytes: a change of dtype applies to output vectors and networks."""
-        stored = self.live_stored
-        dtype = fn(torch.empty(0, dtype=self.vector_dtype, device=stored.device)).dtype
-        if dtype not in FLOAT_DTYPES.values():
-            raise TypeError(f"dtype ({dtype}) must be one of {', '.join(map(str, FLOAT_DTYPES.values()))}")
+        """``fn``, which changes the dtype of output vectors and networks, but not of quantized rows and matrices."""
+        kept = {id(tensor) for tensor in (self.live_stored, *self.projections)}
+        dtype = fn(torch.empty(0, dtype=self.vector_dtype, device=self.live_stored.device)).dtype
+        check_dtype(dtype)
         self.vector_dtype = dtype
 
         def applied(tensor: Tensor) -> Tensor:
             out = fn(tensor)
-            return tensor.to(out.device) if tensor is stored and out.dtype != tensor.dtype else out
+            return tensor.to(out.device) if id(tensor) in kept and out.dtype != tensor.dtype else out
 
         return applied
 
@@ -352,19 +319,10 @@ class StoredTables(nn.Module):
         super().__setstate__(state)
         self._bind_updates()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """As in ``nn.Module``, after one check: if the rows mean something else, nothing of the module is loaded."""
         if f"{prefix}weight" in state_dict and f"{prefix}stored" not in state_dict:  # saved by torch.nn
-            if self.names == ("",) and self.is_full() and not self.bits:
+            if self.names == ("",) and self.is_full():
                 state_dict[f"{prefix}stored"] = state_dict.pop(f"{prefix}weight")
                 state_dict.setdefault(f"{prefix}meaning", self.meaning)
             else:
@@ -380,22 +338,12 @@ class StoredTables(nn.Module):
             except (ValueError, TypeError) as error:
                 wrong = [f"{prefix}{error}"]
             if wrong:
+                *_, error_msgs = others
                 error_msgs += wrong
                 return
             self.register_integers()  # the lists may have another length now
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
         self._take_integers()
-
-
-def entry_name(kind: str, table: str, part: int | str) -> str:
-    """The name of one tensor of a table: ``kind.table.part``, without ``table`` if the table has no name.
-
-    >>> entry_name("tables", "user", 0), entry_name("ranks", "", "hot")
-    ('tables.user.0', 'ranks.hot')
-    """
-    return f"{kind}.{table}.{part}" if table else f"{kind}.{part}"
 
 
 def is_sharded(tensor: Any) -> bool:

@@ -8,29 +8,20 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_int, is_exporting
 from ..paper.partitions import Partition
 from ..paper.schemes.frequency import cold_ids, first_of_rest
 from .lookup import Tables
-from .scores import (
-    block_scores,
-    checked_queries,
-    id_ranges,
-    partial_scores,
-    score,
-    scores_by_partition,
-)
+from .scores import block_scores, checked_queries, id_ranges, partial_scores, score, scores_by_partition
 
 QUERIES = 2**10  # queries at a time
 SPARE_PAIRS = 64  # pairs that are tried beyond those expected to hold enough ids
 
 
-def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | None) -> tuple[Tensor, Tensor]:
     """``Embedding.topk``."""
     n = module.specs[0].num_embeddings
     if is_exporting() and exclude is None:
@@ -38,25 +29,24 @@ def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | Sequence[Ten
         return best.values, best.indices
     with torch.no_grad():
         flat = checked_queries(module, queries, "topk")
-        excluded, most_excluded = _excluded(exclude, flat, n)
-        most = n - most_excluded
+        none = torch.empty(*queries.shape[:-1], 0, dtype=torch.int64, device="cpu")
+        excluded = _excluded(none if exclude is None else exclude, queries, n)
+        num_excluded = excluded.shape[1]
         check_int("k", k, 1)
-        if k > most:
-            left = "" if excluded is None else f", which are left of {n} for some query after exclude"
-            raise ValueError(f"k ({k}) must be at most {most}{left or ', the number of ids'}")
-        shape, size = (*queries.shape[:-1], k), QUERIES
-        values, ids = queries.new_zeros(shape), torch.zeros(shape, dtype=torch.int64, device=queries.device)
-        for start in range(0, len(flat), size):
-            block = slice(start, start + size)
-            found = _best(module, flat[block], k, None if excluded is None else excluded[block])
-            values.view(-1, k)[block], ids.view(-1, k)[block] = found
+        if k > n - num_excluded:
+            raise ValueError(f"k ({k}) must be at most {n - num_excluded}: exclude lists {num_excluded} of {n} ids")
+        values = queries.new_zeros(*queries.shape[:-1], k)
+        ids = torch.zeros_like(values, dtype=torch.int64)
+        for first in range(0, len(flat), QUERIES):
+            block = slice(first, first + QUERIES)
+            values.view(-1, k)[block], ids.view(-1, k)[block] = _best(module, flat[block], k, excluded[block])
         return values, ids
 
 
-def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor) -> tuple[Tensor, Tensor]:
     """The best k of candidates: the best of hot ids, of the rest and of composed ids; or of all ids in blocks."""
     spec, ranks, pad = module.specs[0], module.ranks_of[0], module.padding[0]
-    wanted = k + (0 if excluded is None else excluded.shape[1]) + (pad is not None)
+    wanted = k + excluded.shape[1] + (pad is not None)
     partial, pairs = partial_scores(module, queries), None
     own, tables = (queries, []) if partial is None else scores_by_partition(module, partial)
     if partial is not None and spec.num_composed:
@@ -78,8 +68,7 @@ def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor | None) -> t
         zero = queries.new_zeros(len(queries), 1)
         found.append((zero, torch.full_like(zero, pad, dtype=torch.int64)))
     values, ids = (torch.cat(tensors, 1) for tensors in zip(*found, strict=True))
-    if excluded is not None:
-        values = values.masked_fill((ids[:, :, None] == excluded[:, None, :]).any(2), -math.inf)
+    values = values.masked_fill((ids[:, :, None] == excluded[:, None, :]).any(2), -math.inf)
     best_values, position = values.topk(k)
     return best_values, ids.gather(1, position)
 
@@ -90,14 +79,17 @@ def _best_pairs(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Ten
     The m-th best pair of two falling lists has ranks, counted from 1, whose product is at most m. So these are tried,
     for an m that should contain enough pairs that belong to an id, or else a larger one. None where blocks are quicker.
     """
-    spec, count = module.specs[0], module.specs[0].num_composed
-    nth_of, space = _numbering(module)
+    count, pool = module.specs[0].num_composed, module.pool_of(0)
+    partitions: Sequence[object] = module.specs[0].partitions
+    nth_of: Callable[[Tensor], Tensor] = Tensor.long
+    space = count  # how many numbers the partitions divide
+    if pool is not None:
+        partitions, nth_of, space = pool.partitions, pool.mixing.inverse, 2**pool.mixing.bits
     if len(partial) == 1:
         if partial[0].shape[0] < count:  # several ids read one row
             return None
         values, number = partial[0].T.topk(wanted)
         return values, nth_of(number)
-    partitions = [Partition(1, len(each)) for each in partial] if spec.pool is not None else list(spec.partitions)
     number_of = _number_of_pair(partitions)
     if number_of is None:
         return None
@@ -105,7 +97,7 @@ def _best_pairs(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Ten
     most = wanted * rows * columns // count + SPARE_PAIRS
     while True:
         most = min(2 * most, rows * columns)
-        i, j = map(torch.from_numpy, _ranks_below(most, rows, columns))
+        i, j = _ranks_below(most, rows, columns)
         if len(i) > count:
             return None
         x, y = (scores.T.topk(min(most, len(scores))) for scores in partial)
@@ -119,25 +111,16 @@ def _best_pairs(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Ten
             return values, torch.where(exists, nth, 0).gather(1, position)
 
 
-def _numbering(module: Tables) -> tuple[Callable[[Tensor], Tensor], int]:
-    """From the numbers that partitions divide to composed ids, counted from 0; and how many numbers there are."""
-    spec = module.specs[0]
-    if spec.pool is not None:
-        mixing = module.pool_numbering(0)[1]
-        return mixing.inverse, 2**mixing.bits
-    return Tensor.long if spec.permutation is None else spec.permutation.inverse, spec.num_composed
-
-
 @lru_cache(maxsize=2)
-def _ranks_below(most: int, rows: int, columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ranks_below(most: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """All ranks ``(i, j)``, counted from 0, of lists so long with ``(i + 1) * (j + 1) <= most``.
 
     >>> [ranks.tolist() for ranks in _ranks_below(3, 9, 2)]
     [[0, 0, 1, 2], [0, 1, 0, 0]]
     """
-    lengths = np.minimum(most // np.arange(1, min(most, rows) + 1), columns)
-    i = np.repeat(np.arange(len(lengths)), lengths)
-    return i, np.arange(len(i)) - (np.cumsum(lengths) - lengths)[i]
+    lengths = (most // torch.arange(1, min(most, rows) + 1, device="cpu")).clamp(max=columns)
+    i = torch.repeat_interleave(lengths)
+    return i, torch.arange(len(i), device="cpu") - (lengths.cumsum(0) - lengths)[i]
 
 
 def _number_of_pair(partitions: Sequence[object]) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -166,20 +149,13 @@ def _best_of_blocks(module: Tables, queries: Tensor, partial: Tensor | None, wan
     return best
 
 
-def _excluded(exclude: Tensor | Sequence[Tensor] | None, queries: Tensor, n: int) -> tuple[Tensor | None, int]:
-    """The excluded ids of each query, ``[B, E]``, where -1 fills shorter lists; and the most that a query excludes."""
-    if exclude is None:
-        return None, 0
-    if isinstance(exclude, Tensor):
-        exclude = torch.atleast_2d(exclude).flatten(0, -2)
-    rows = [torch.as_tensor(row) for row in exclude]
-    if any(row.is_floating_point() and row.numel() for row in rows):
-        raise TypeError("exclude must hold integers, the ids that are not to be returned")
-    if len(rows) != len(queries):
-        raise ValueError(f"exclude lists ids for {len(rows)} queries but must for all {len(queries)}")
-    rows = [row.long() for row in rows]
-    ids = torch.cat([*rows, torch.zeros(0, dtype=torch.int64)])
-    if len(outside := ids[(ids < 0) | (ids >= n)]):
-        raise ValueError(f"exclude holds id {int(outside[0])}, which must be in [0, {n})")
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1) if rows else ids.view(0, 0)
-    return padded.to(queries.device), max((len(row.unique()) for row in rows), default=0)
+def _excluded(exclude: Tensor, queries: Tensor, n: int) -> Tensor:
+    """The excluded ids of each query, ``[B, E]``, checked."""
+    if not isinstance(exclude, Tensor) or exclude.is_floating_point():
+        raise TypeError("exclude must be a tensor of integers, the ids that are not to be returned")
+    if exclude.dim() != queries.dim() or exclude.shape[:-1] != queries.shape[:-1]:
+        rule = f"{tuple(queries.shape[:-1])} and the number of ids"
+        raise ValueError(f"exclude has shape {tuple(exclude.shape)} but must have shape {rule}")
+    if len(outside := exclude[(exclude < -1) | (exclude >= n)]):
+        raise ValueError(f"exclude holds id {int(outside[0])}, which must be in [0, {n}), or -1 for none")
+    return exclude.long().to(queries.device).flatten(0, -2) if exclude.dim() > 1 else exclude.long()[None]

@@ -14,5 +14,4 @@ The truth, in plain PyTorch; ``cpu`` (Numba) and ``gpu`` (Triton) have the same 
     gradients    gradients of rows, summed by row
     rules        the optimizers' rules on touched rows
     replay       what rows missed under Adam and AMSGrad
-    path         networks of path-based tables
 """

@@ -1,15 +1,16 @@
 """Rows stored in 8 or 4 bits a number: the truth, in plain PyTorch.
 
-A row of W numbers is one run of bytes: W codes (two to a byte with 4 bits, the lower half first), then its scale. The
-number of a code is scale * (code - zero).
+A wide row of W numbers is a run of bytes: W codes (two to a byte with 4 bits, the lower half first), padded to an even
+number of bytes; a scale, float16; and an integer zero point, int16. At D = 16 that is 20 or 12 bytes, where float32
+takes 64.
 
-A wide row has its codes padded to an even number of bytes; a scale, float16; and an integer zero point, int16. At
-D = 16 that is 20 or 12 bytes, where float32 takes 64. A narrow row, of at most 8 numbers, has a scale of one byte,
-``2 ** (e - 22) * (1 + m / 8)`` with 5 bits e and 3 bits m, and its zero point is the middle of the codes. At W = 4 that
-is 5 or 3 bytes.
+Narrow rows, of at most 8 numbers, come in blocks of 16: the codes of one row after the other, then one byte, the scale
+of all of them, ``2 ** (e - 22) * (1 + m / 8)`` with 5 bits e and 3 bits m. Their zero point is the middle of the codes.
+At W = 4 a row takes 4 or 2 bytes, and its block another one.
 
-The range of a row holds zero, so that zero is stored exactly, and the scale is rounded up, so that the codes cover the
-range: a number is off by at most one scale, and by half of one unless it lies at the end of the range.
+The number of a code is scale * (code - zero). The range of a row or block holds zero, so that zero is stored exactly,
+and the scale is rounded up, so that the codes cover the range: a number is off by at most one scale, and by half of one
+unless it lies at the end of the range.
 """
 
 from typing import Literal
@@ -19,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BITS: tuple[Literal[8, 4], ...] = (8, 4)
-NARROW = 8  # numbers of the widest row whose scale has one byte
+NARROW = 8  # numbers of the widest row that shares its scale
+BLOCK_ROWS = 16  # narrow rows that share one
 SMALLEST_SCALE = 2.0**-24  # the smallest float16
 SMALLEST_NARROW_SCALE, LARGEST_NARROW_SCALE = 2.0**-22, 2.0**9 * 1.875
 FIRST_SCALE = (127 - 22) << 23  # the smallest as bits of a float32; those of the scale of byte b are b << 20 more
@@ -34,27 +36,31 @@ def code_bytes(width: int, bits: int) -> int:
     return -(-width * bits // 8) if width <= NARROW else 2 * -(-width * bits // 16)
 
 
-def row_bytes(width: int, bits: int) -> int:
-    """Bytes of a row of ``width`` numbers.
+def stored_shape(num_rows: int, width: int, bits: int) -> tuple[int, int]:
+    """The shape of so many rows as bytes: ``[R, bytes of a row]``, or ``[blocks, bytes of a block]`` if narrow.
 
-    >>> row_bytes(16, 8), row_bytes(16, 4), row_bytes(4, 8), row_bytes(4, 4), row_bytes(2, 4)
-    (20, 12, 5, 3, 2)
+    >>> stored_shape(1000, 16, 8), stored_shape(1000, 16, 4), stored_shape(1000, 4, 4), stored_shape(1000, 2, 4)
+    ((1000, 20), (1000, 12), (63, 33), (63, 17))
     """
-    return code_bytes(width, bits) + (1 if width <= NARROW else 4)
+    size = code_bytes(width, bits)
+    return (-(-num_rows // BLOCK_ROWS), BLOCK_ROWS * size + 1) if width <= NARROW else (num_rows, size + 4)
+
+
+def num_stored(stored: Tensor, width: int) -> int:
+    """The most rows that ``stored`` may hold: its last block may have fewer."""
+    return len(stored) * (BLOCK_ROWS if width <= NARROW else 1)
 
 
 def quantize(rows: Tensor, bits: int) -> Tensor:
-    """``rows`` ``[R, W]``, finite, as bytes ``[R, row_bytes]``.
+    """``rows`` ``[R, W]``, finite, as bytes in ``stored_shape``.
 
-    Args:
-        rows: the numbers.
-        bits: 8 or 4.
-
-    >>> dequantize(quantize(torch.tensor([[-1.0, 0.0, 1.55]]), 8), 3, 8)
-    tensor([[-1.0029,  0.0000,  1.5488]])
+    >>> dequantize(quantize(torch.tensor([[-1.0, 0.0, 1.55]]), 8), torch.tensor(0), 3, 8)
+    tensor([-1.0029,  0.0000,  1.5488])
     """
-    steps, width = 2**bits - 1, rows.shape[1]
+    steps, (num_rows, width) = 2**bits - 1, rows.shape
     rows = rows.float()
+    if width <= NARROW:
+        rows = F.pad(rows, (0, 0, 0, -num_rows % BLOCK_ROWS)).view(-1, BLOCK_ROWS * width)
     low, high = rows.amin(1, keepdim=True).clamp(max=0), rows.amax(1, keepdim=True).clamp(min=0)
     if width <= NARROW:
         middle = 2 ** (bits - 1)
@@ -70,24 +76,29 @@ def quantize(rows: Tensor, bits: int) -> Tensor:
         scale = half.float()
         zero = (-low / scale).round().clamp(0, steps)
         ends = [half.contiguous().view(torch.uint8), zero.to(torch.int16).view(torch.uint8)]
-    codes = ((rows / scale).round() + zero).clamp(0, steps).to(torch.uint8)
+    codes = ((rows / scale).round() + zero).clamp(0, steps).to(torch.uint8).view(-1, width)
     codes = F.pad(codes, (0, code_bytes(width, bits) * 8 // bits - width))
     if bits == 4:
         codes = codes[:, ::2] | (codes[:, 1::2] << 4)
-    return torch.cat([codes, *ends], 1)
+    return torch.cat([codes.reshape(len(rows), -1), *ends], 1)
 
 
 def _scale_of(byte: Tensor) -> Tensor:
     return ((byte.to(torch.int32) << 20) + FIRST_SCALE).view(torch.float32)
 
 
-def dequantize(rows: Tensor, width: int, bits: int) -> Tensor:
-    """The numbers ``[..., W]``, float32, of rows as bytes."""
-    codes, ends = rows.split([code_bytes(width, bits), rows.shape[-1] - code_bytes(width, bits)], -1)
+def dequantize(stored: Tensor, rows: Tensor, width: int, bits: int) -> Tensor:
+    """The numbers ``[..., W]``, float32, of ``rows`` ``[...]`` of ``stored``."""
+    size = code_bytes(width, bits)
+    if width <= NARROW:
+        block = rows // BLOCK_ROWS
+        start = rows * size + block  # before each block lie the scales of all others
+        codes = stored.flatten()[start[..., None] + torch.arange(size, device=rows.device)]
+        scale, zero = _scale_of(stored[:, -1][block])[..., None], torch.tensor(2.0 ** (bits - 1), device=rows.device)
+    else:
+        codes, half, integer = stored[rows].split([size, 2, 2], -1)
+        scale = half.contiguous().view(torch.float16).float()
+        zero = integer.contiguous().view(torch.int16).float()
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    numbers = codes[..., :width].float()
-    if width <= NARROW:
-        return (numbers - 2 ** (bits - 1)) * _scale_of(ends.contiguous())
-    scale, zero = (end.contiguous() for end in ends.split(2, -1))
-    return (numbers - zero.view(torch.int16).float()) * scale.view(torch.float16).float()
+    return (codes[..., :width].float() - zero) * scale

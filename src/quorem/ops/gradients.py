@@ -1,19 +1,20 @@
-"""Gradients of the rows that a lookup read: the truth, in plain PyTorch. Differentiable again."""
+"""Gradients of the rows that a lookup read: the truth, in plain PyTorch."""
 
 import torch
 from torch import Tensor
 
 from .layout import UNUSED, Layout
 from .lookup import compose, pooling_factor, read_rows
+from .pieces import Gradient, whole
 from .rows import IdBags, IdBatch, accumulator, batch_reads, rows_read
 
 
-def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
+def backward(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout) -> Tensor:
     """The gradient ``[R, W]`` of ``lookup``."""
     return dense_gradient(*_row_grads(grad, batch, stored, layout), stored)
 
 
-def row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def row_grads(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """The rows ``[U]`` that ``lookup`` read, each once, and their gradients ``[U, W]`` in the accumulator's dtype."""
     rows, values = _row_grads(grad, batch, stored, layout)
     return sum_by_row(rows.flatten(), values.flatten(0, -2))
@@ -28,39 +29,11 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
     return (vectors * _at_ids(grad, bags)).sum((1, 2))
 
 
-def sum_by_row(
-    rows: Tensor,
-    values: Tensor,
-    clip_value: float | None = None,
-    loss_scale: Tensor | None = None,
-    extents: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Each row once, with the sum of its gradients, unscaled and clipped; rows below 0 are left out.
-
-    Args:
-        rows: ``[N]``, repeated or not.
-        values: their gradients ``[N, W]``.
-        clip_value: what sums are clamped to.
-        loss_scale: what sums are divided by; a row of a table whose sum is not finite then gets zeros.
-        extents: first row and pitch of each table (``layout.extents_of``), where a row of a table may be several rows.
-    """
+def sum_by_row(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Each of ``rows`` ``[N]`` once, with the sum of its gradients ``[N, W]``; rows below 0 are left out."""
     used = rows >= 0
     rows, inverse = rows[used].unique(return_inverse=True)
-    sums = values.new_zeros(len(rows), values.shape[1]).index_add(0, inverse, values[used])
-    if loss_scale is not None:
-        sums = sums / loss_scale
-        overflowed = ~sums.isfinite().all(1)
-        if extents is not None:
-            whole, _ = whole_rows(rows, extents)
-            overflowed = torch.isin(whole, whole[overflowed])
-        sums = torch.where(overflowed[:, None], 0, sums)
-    return rows, sums if clip_value is None else sums.clamp(-clip_value, clip_value)
-
-
-def whole_rows(rows: Tensor, extents: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of a table that each row belongs to, by the first row of ``stored`` it takes; and how many it takes."""
-    base, pitch = extents[torch.searchsorted(extents[:, 0].contiguous(), rows, right=True) - 1].unbind(1)
-    return rows - (rows - base) % pitch, pitch
+    return rows, values.new_zeros(len(rows), values.shape[1]).index_add(0, inverse, values[used])
 
 
 def dense_gradient(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
@@ -69,10 +42,10 @@ def dense_gradient(rows: Tensor, values: Tensor, stored: Tensor) -> Tensor:
     return total.index_add(0, rows.clamp(min=0).flatten(), values.flatten(0, -2)).to(stored.dtype)
 
 
-def _row_grads(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def _row_grads(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Row numbers ``[N, S, K]`` and gradients ``[N, S, K, W]``; UNUSED and zeros where nothing was read."""
     reads, bags = batch_reads(batch, layout)
-    grad = grad.to(accumulator(stored))
+    grad = whole(grad, stored.shape[1]).to(accumulator(stored))
     if bags is not None:
         grad = _at_ids(grad, bags) * pooling_factor(reads.valid, bags.bag, batch, grad.dtype)
     rows, values = rows_read(reads), grad[..., None, :]

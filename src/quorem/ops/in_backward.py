@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,55 +11,38 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .lagging import in_memory, unwatched
-from .updates import Lookup, Read, RowRule, joined, update_
+from .pieces import Gradient, SplitGradient
+from .state import RowRule
+from .updates import Lookup, Read, joined, update_
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
-class Step(NamedTuple):
-    """What the optimizer wants of the next step."""
-
-    row_rule: RowRule
-    clip_value: float | None
-    loss_scale: Tensor | None
-    maximize: bool
-
-
 class Collector:
-    """Collects the reads of one backward pass, and takes a step at its end, when no further gradient can come.
+    """Collects the reads of one backward pass, and takes a step at its end, when no further gradient can come."""
 
-    Args:
-        stored: the parameter that was read.
-        next_step: returns what the optimizer wants of the next step; called at the end of a pass.
-    """
-
-    def __init__(self, stored: Tensor, next_step: Callable[[], Step]) -> None:
-        self.stored, self.next_step = stored, next_step
+    def __init__(self, stored: Tensor, next_step: Callable[[], RowRule]) -> None:
+        self.stored = stored  # the parameter that is read
+        self.next_step = next_step  # called at the end of a pass, for the rule of its step
         self.versions = in_memory(stored)  # counts the writes into ``stored``
         self.replicas: Any = None  # process group of DistributedDataParallel: its replicas step together
         self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
         # Only the autograd engine keeps a pass alive, so the reads of a pass that fails are dropped with it.
         self._passes: dict[int, weakref.ref[_Pass]] = {}  # a WeakValueDictionary would take more time
-        self._apply_outside_the_graph = torch.compiler.disable(  # loads the compiler, which takes seconds
-            _Collected.apply, reason="a lookup after apply_in_backward is not compiled"
-        )
 
-    def read(self, vectors: Tensor | Callable[[], Tensor], read: Read) -> Tensor:
-        """Return ``vectors``, connected so that their gradient comes to this collector.
+    def read(self, vectors: Any, read: Read) -> Any:
+        """The result of a read, connected so that its gradient comes to this collector.
 
-        Args:
-            vectors: the result of the read; or a function that computes it, if only ``stored`` gets a gradient.
-            read: what was read, and how.
+        ``vectors`` is this result; or, if only ``stored`` gets a gradient, a function that computes it, or both
+        results of a lookup with ``pieces``.
         """
-        if torch.compiler.is_compiling():
-            return self._apply_outside_the_graph(self.stored, vectors, self, read)
         return _Collected.apply(self.stored, vectors, self, read)
 
     def close(self) -> None:
         """Let the gradients of ``stored`` go to ``stored.grad`` again."""
         self._hook.remove()
 
-    def collect(self, read: Read, grad: Tensor, version: int) -> None:
+    def collect(self, read: Read, grad: Gradient, version: int) -> None:
         """Add a read and its gradient; ``version`` is that of ``stored`` when it was read."""
         passes, task = self._passes, torch._C._current_graph_task_id()
         known = passes.get(task)
@@ -95,7 +78,7 @@ class _Pass:
 
     def __init__(self, collector: Collector, version: int) -> None:
         self.collector, self.version = collector, version
-        self.reads: list[tuple[Read, Tensor]] = []
+        self.reads: list[tuple[Read, Any]] = []
 
     def __call__(self) -> None:
         collector, reads = self.collector, self.reads
@@ -107,31 +90,27 @@ class _Pass:
                 # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before
                 # this.
                 _queue_callback(partial(setattr, collector.stored, "grad", None))
-            step = collector.next_step()
-            if step.maximize:
-                reads = [(read, -grad) for read, grad in reads]
-            update_(reads, collector.stored, step.row_rule, step.clip_value, step.loss_scale)
+            update_(reads, collector.stored, collector.next_step())
 
 
 class _Collected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Tensor:
+    def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Any:
         if (ddp := DistributedDataParallel._active_ddp_module) is not None:  # set during its forward pass alone
             collector.join_replicas(ddp)
         computed_here = callable(vectors)
         ctx.collected = collector, read, collector.versions._version, computed_here
         ctx.save_for_backward(*(read.batch[:3] if isinstance(read, Lookup) else (read,)))
-        out: Tensor = vectors() if computed_here else vectors.view_as(vectors)
-        return out
+        return vectors() if computed_here else vectors.view_as(vectors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_create_graph()
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph("apply_in_backward leaves no gradient to differentiate")
         collector, read, version, computed_here = ctx.collected
         _ = ctx.saved_tensors  # an error if ids, offsets or weights have been written into since
         if _is_asked_for(ctx.next_functions[0][0]):
-            collector.collect(read, grad, version)
-        return None, None if computed_here else grad, None, None
+            collector.collect(read, SplitGradient(*grads, read.pieces) if len(grads) == 2 else grads[0], version)
+        return None, None if computed_here else grads[0], None, None
 
 
 def _is_asked_for(accumulator: torch.autograd.graph.Node) -> bool:
@@ -151,16 +130,18 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     if grad is None or owner is None:
         return
     stored.grad = None
-    _refuse_create_graph()
-    rows, values = torch.arange(len(stored), device=stored.device), grad
+    refuse_create_graph("apply_in_backward leaves no gradient to differentiate")
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
+    else:
+        rows, values = torch.arange(len(grad), device=grad.device), grad
     owner.collect(rows, values, owner.versions._version)
 
 
-def _refuse_create_graph() -> None:
-    if torch.is_grad_enabled():
-        raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
+def refuse_create_graph(reason: str) -> None:
+    """Raise RuntimeError in a backward pass that is to be differentiated."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(f"create_graph must be False: {reason}")
 
 
 def _mean_of_replicas(rows: Tensor, values: Tensor, group: Any) -> tuple[Tensor, Tensor]:

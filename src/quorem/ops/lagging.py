@@ -6,17 +6,19 @@ run ``unwatched``. A parameter has this class only while an optimizer lets its r
 ``nn.Parameter``.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .per_tensor import PerTensor
 
+if TYPE_CHECKING:
+    from .updates import Updates
+
 unwatched = torch._C.DisableTorchFunctionSubclass  # a context in which reads of the parameter are not noticed
-_flushes = PerTensor()  # of each parameter that is watched: a weak reference to what brings its rows up to date
+known_updates = PerTensor()  # of each ``stored``: a weak reference to its ``Updates``, which keeps ``stored`` alive
 # Functions and attributes of a tensor that do not read its values; training loops use some of them in every step.
 _METADATA = {
     "__hash__", "__len__", "_backward_hooks", "_base", "_has_compatible_shallow_copy_type", "_is_view",
@@ -46,23 +48,15 @@ class LaggingParameter(nn.Parameter):
         with unwatched():
             if _reads_values(func):
                 for parameter in _lagging_in((*args, *kwargs.values())):
-                    reference = _flushes.get(parameter)
-                    flush = None if reference is None else reference()
-                    if flush is not None:
-                        flush()
+                    if (updates := updates_of(parameter)) is not None:
+                        updates.flush_()
             return func(*args, **kwargs)
 
 
-def watch(stored: Tensor, flush: Callable[[], None]) -> None:
-    """From now on ``flush``, a method, is called before the values of ``stored`` are read."""
-    _flushes.set(stored, weakref.WeakMethod(flush))
-    stored.__class__ = LaggingParameter
-
-
-def unwatch(stored: Tensor) -> None:
-    """Make ``stored`` an ``nn.Parameter`` again."""
-    if type(stored) is LaggingParameter:
-        stored.__class__ = nn.Parameter  # type: ignore[assignment]
+def updates_of(stored: Tensor) -> "Updates | None":
+    """The ``Updates`` of a module's ``stored``: the only way from a parameter, as optimizers have it, to its module."""
+    reference: Callable[[], Updates | None] | None = known_updates.get(stored)
+    return None if reference is None else reference()
 
 
 def in_memory(stored: Tensor) -> Tensor:

@@ -1,100 +1,110 @@
-"""Vectors of narrow rows: composed rows of d numbers times the matrix ``[d, D]`` of their table.
-
-A row of the input holds the composed rows of all features one after another, a row of the output their vectors. A
-*piece* is one feature's part of both; without a matrix it is copied.
-"""
+"""Vectors of narrow rows: composed rows of d numbers times the matrix ``[d, D]`` of their table (see ``pieces``)."""
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import cpu
-from .declare import is_eager
+from . import cpu, gpu
+from .declare import device_of, is_eager
+from .layout import Layout
+from .pieces import Piece, narrow_pieces
+from .rows import IdBatch, accumulator
+from .updates import is_traced
 
 
-class Piece(NamedTuple):
-    """The columns of one feature."""
+def project(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+    """The vectors ``[B, sum of D]`` of composed rows ``[B, sum of d]``."""
+    if not is_eager() or is_traced():
+        return projected(composed, pieces, matrices)
+    if torch.is_grad_enabled() and (composed.requires_grad or any(m.requires_grad for m in matrices)):
+        differentiable: Tensor = _Project.apply(composed, None, pieces, *matrices)
+        return differentiable
+    vectors: Tensor = _fused("project", composed, composed, pieces, matrices)
+    return projected(composed, pieces, matrices) if vectors is NotImplemented else vectors
 
-    start: int  # in the input
-    width: int
-    column: int  # in the output
-    dim: int
-    matrix: int  # which of the matrices; -1 for a copy
 
+def lookup_split(batch: IdBatch, stored: Tensor, layout: Layout, *args: Any, **options: Any) -> Any:
+    """The composed rows of ``narrow_pieces`` and the vectors ``[B, sum of D]`` of single ids, without gradients.
 
-def pieces_of(widths: Sequence[int], dims: Sequence[int], matrices: Sequence[int]) -> list[Piece]:
-    """The pieces of features whose columns follow one another.
-
-    >>> pieces_of([2, 4], [4, 4], [0, -1])[1]
-    Piece(start=2, width=4, column=4, dim=4, matrix=-1)
+    They are connected with their gradients by ``project_split``. NotImplemented where no kernel does it in one.
     """
-    starts, columns = (list(accumulate(sizes, initial=0)) for sizes in (widths, dims))
-    return [Piece(*each) for each in zip(starts, widths, columns, dims, matrices, strict=False)]
+    is_plain = device_of((batch, stored, layout)) is cpu
+    return _fused("lookup_split", stored, batch, stored, layout, *args, **options) if is_plain else NotImplemented
 
 
-def project(composed: Tensor, pieces: Sequence[Piece], matrices: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """The vectors ``[B, sum of D]`` of composed rows ``[B, sum of d]``.
+def project_split(narrow: Tensor, vectors: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+    """The vectors, whose gradient also goes to the composed rows of narrow pieces and to the matrices."""
+    connected: Tensor = _Project.apply(narrow, vectors, narrow_pieces(pieces), *matrices)
+    return connected
 
-    Without gradients they are written to ``out``, where that is given.
+
+def projected(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+    """``project`` in plain PyTorch: one batched product for all pieces of one shape.
+
+    Half precision is multiplied as float32, which every ONNX runtime can do.
     """
-    if is_eager() and composed.is_cpu and "project" in cpu.kernels():
-        if torch.is_grad_enabled() and (composed.requires_grad or any(m.requires_grad for m in matrices)):
-            result: Tensor = _Project.apply(composed, pieces, *matrices)
-            return result
-        vectors = _fused(composed, pieces, matrices, out)
-    else:
-        vectors = projected(composed, pieces, matrices)
-    if out is not None and vectors is not out:
-        out.copy_(vectors)
-    return vectors
-
-
-def projected(composed: Tensor, pieces: Sequence[Piece], matrices: Sequence[Tensor]) -> Tensor:
-    """``project`` in plain PyTorch: one batched product for all pieces of one shape."""
+    if torch.is_autocast_enabled(composed.device.type):
+        with torch.autocast(composed.device.type, enabled=False):
+            return projected(composed, pieces, matrices)
+    wide = accumulator(composed)
     parts = [composed.narrow(1, piece.start, piece.width) for piece in pieces]
     groups: dict[tuple[int, int], list[int]] = {}
     for i, piece in enumerate(pieces):
         if piece.matrix >= 0:
             groups.setdefault((piece.width, piece.dim), []).append(i)
     for members in groups.values():
-        stacked = torch.stack([matrices[pieces[i].matrix] for i in members])
-        products = torch.bmm(torch.stack([parts[i] for i in members]), stacked)
-        for i, product in zip(members, products.unbind(), strict=True):
+        stacked = torch.stack([matrices[pieces[i].matrix] for i in members]).to(wide)
+        products = torch.bmm(torch.stack([parts[i] for i in members]).to(wide), stacked)
+        for i, product in zip(members, products.to(composed.dtype).unbind(), strict=True):
             parts[i] = product
     return torch.cat(parts, 1)
 
 
-def _fused(composed: Tensor, pieces: Sequence[Piece], matrices: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    vectors = cpu.kernels()["project"](composed, pieces, matrices, out)
-    return projected(composed, pieces, matrices) if vectors is NotImplemented else vectors
+def project_backward(
+    grad: Tensor, composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The gradients of ``composed`` and of each matrix, in plain PyTorch."""
+    back = tuple(Piece(p.column, p.dim, p.start, p.width, p.matrix) for p in pieces)
+    of_composed = project(grad, back, [matrix.T for matrix in matrices])
+    of_matrices: list[Tensor | None] = [None] * len(matrices)
+    for start, width, column, dim, matrix in pieces:
+        if matrix >= 0:
+            product = composed.narrow(1, start, width).T @ grad.narrow(1, column, dim)
+            before = of_matrices[matrix]
+            of_matrices[matrix] = product if before is None else before + product
+    return of_composed, of_matrices
 
 
-def _reversed(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of the gradient, whose matrices are transposed."""
-    return [Piece(p.column, p.dim, p.start, p.width, p.matrix) for p in pieces]
+def _fused(name: str, rows: Tensor, *args: Any, **options: Any) -> Any:
+    """What the kernel of the rows' device computes; NotImplemented where there is none."""
+    kernels = cpu.kernels() if rows.is_cpu else gpu.kernels() if rows.is_cuda else {}
+    return kernels[name](*args, **options) if name in kernels else NotImplemented
 
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, composed: Tensor, pieces: Sequence[Piece], *matrices: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, composed: Tensor, vectors: Tensor | None, pieces: tuple[Piece, ...], *matrices: Tensor
+    ) -> Tensor:
         ctx.pieces = pieces
         ctx.save_for_backward(composed, *matrices)
-        return _fused(composed, pieces, matrices)
+        if vectors is None:
+            return project(composed, pieces, matrices)
+        ctx.mark_dirty(vectors)  # a lookup has projected already
+        return vectors
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         composed, *matrices = ctx.saved_tensors
-        of_composed, of_matrices = None, [None] * len(matrices)
-        if ctx.needs_input_grad[0]:
-            transposed = [matrix.T for matrix in matrices]
-            again = torch.is_grad_enabled()  # create_graph
-            of_composed = (projected if again else _fused)(grad, _reversed(ctx.pieces), transposed)
-        for start, width, column, dim, matrix in ctx.pieces:
-            if matrix >= 0 and ctx.needs_input_grad[2 + matrix]:
-                product = composed.narrow(1, start, width).T @ grad.narrow(1, column, dim)
-                before: Any = of_matrices[matrix]
-                of_matrices[matrix] = product if before is None else before + product
-        return of_composed, None, *of_matrices
+        grad = grad.contiguous()
+        args = (grad, composed, ctx.pieces, matrices)
+        gradients = NotImplemented if torch.is_grad_enabled() else _fused("project_backward", grad, *args)
+        of_composed, of_matrices = project_backward(*args) if gradients is NotImplemented else gradients
+        return (
+            of_composed,
+            grad if ctx.needs_input_grad[1] else None,
+            None,
+            *(g if g is None else g.to(m.dtype) for g, m in zip(of_matrices, matrices, strict=True)),
+        )

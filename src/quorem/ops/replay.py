@@ -7,14 +7,11 @@ without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
     d_j = sqrt(1 - beta2^t)                                 root = sqrt(max_exp_avg_sq)         AMSGrad
     d_j = sqrt(1 - beta2^t) beta2^(-j/2)                    root = sqrt(exp_avg_sq)             Adam
 
-so all that depends on the column is ``root``. ``summed`` adds the terms one by one: the truth, and the rule for
-float64. ``closed`` puts two nodes in their place (Gauss's, from four moments of the weights a_j over the d_j, kept per
-step): the rule for float32 from step ``constants.settled`` on, where it is exact to rounding.
-docs/appendix/optimizers.md derives both.
-
-AdamW also multiplies every row by ``1 - lr_t * weight_decay`` before each step. With ``P_t`` the product of these up to
-step t, a row becomes ``P_now / P_since`` times what Adam would leave of it if each a_j were divided by ``P_t /
-P_since``. ``state.decays`` has the logarithms of the P_t. Rows that never had a gradient decay too.
+``summed`` adds the terms: the truth, and the rule for float64. ``closed`` puts two nodes in their place (Gauss's, from
+four moments of the weights a_j over the d_j, kept per step): the rule for float32 from step ``constants.settled`` on,
+where it is exact to rounding. AdamW also multiplies every row by ``1 - lr_t * weight_decay`` before each step; with
+``P_t`` the product of these up to step t, whose logarithms ``state.decays`` has, a row becomes ``P_now / P_since``
+times what Adam would leave of it if each a_j were divided by ``P_t / P_since``. docs/appendix/optimizers.md derives it.
 
 No row may lag behind by more than H steps, the length of ``state.lrs``. So each step first brings up to date, touched
 or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
@@ -22,7 +19,6 @@ or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
 
 import math
 from functools import lru_cache
-from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -30,14 +26,7 @@ from torch import Tensor
 from .layout import Layout
 from .rounding import Rounding
 from .rows import IdBatch, batch_reads, rows_read, subtract_
-from .state import (
-    HISTORY,
-    MOMENT_COLUMNS,
-    NODE_COLUMN,
-    AdamConstants,
-    AdamState,
-    CatchUpOptions,
-)
+from .state import HISTORY, MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, AdamState, RowRule
 
 TERMS_AT_ONCE = 32  # terms added at a time
 CHUNK = 2**16  # rows brought up to date at a time
@@ -45,19 +34,18 @@ NEVER = 2.0**31  # a step that is not reached
 SPREAD_TOLERANCE = 0.015  # relative spread of the d_j below which two nodes err less than float32 rounds
 
 
-def catch_up_(
-    batch: IdBatch, stored: Tensor, state: AdamState, layout: Layout, **options: Unpack[CatchUpOptions]
-) -> None:
+def catch_up_(batch: IdBatch, stored: Tensor, layout: Layout, rule: RowRule) -> None:
     """Bring the rows that a lookup will read up to date; rows that are already do not change."""
-    rows_catch_up_(rows_read(batch_reads(batch, layout)[0]), stored, state, **options)
+    rows_catch_up_(rows_read(batch_reads(batch, layout)[0]), stored, rule)
 
 
-def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **options: Unpack[CatchUpOptions]) -> None:
+def rows_catch_up_(rows: Tensor | None, stored: Tensor, rule: RowRule) -> None:
     """Take the steps that ``rows`` missed, repeated or not; every row if None. Rows below 0 are left out."""
     if rows is None:
         for chunk in torch.arange(len(stored), device=stored.device).split(CHUNK):
-            rows_catch_up_(chunk, stored, state, **options)
+            rows_catch_up_(chunk, stored, rule)
         return
+    state, constants, seed = rule.state, rule.constants, rule.rounding_seed
     rows = rows[rows >= 0]
     since = state.last[rows]
     behind = since < state.step
@@ -66,11 +54,11 @@ def rows_catch_up_(rows: Tensor | None, stored: Tensor, state: AdamState, **opti
     rows, since = rows[behind], since[behind].long()
     if not len(rows):
         return
-    constants, seed = options["constants"], options.get("rounding_seed")
     rounding = None if seed is None else Rounding(~seed, state.step)  # other bits than the step's own
-    assert isinstance(constants, AdamConstants)
     change = _missed_change(rows, since, stored, state, constants)
-    _decay_(rows, since, state, constants)
+    gap = (state.step - since).double()[:, None]
+    for average, factor in ((state.exp_avg, constants.beta1), (state.exp_avg_sq, constants.beta2)):
+        average[rows] = (average[rows] * factor**gap).to(average.dtype)
     subtract_(stored, rows, change, rounding)
     state.last[rows] = state.step.to(state.last.dtype)
 
@@ -87,21 +75,6 @@ def _missed_change(rows: Tensor, since: Tensor, stored: Tensor, state: AdamState
     return change
 
 
-def keep_rows_(state: AdamState, constants: AdamConstants) -> None:
-    """Count every row as up to date: its averages decay by the steps that it missed, the row itself does not change."""
-    for rows in (state.last < state.step).nonzero()[:, 0].split(CHUNK):
-        _decay_(rows, state.last[rows].long(), state, constants)
-    current = state.step.to(state.last.dtype).expand_as(state.last)
-    state.last.copy_(torch.where(state.last > 0, current, 0) if state.decays is None else current)
-
-
-def _decay_(rows: Tensor, since: Tensor, state: AdamState, constants: AdamConstants) -> None:
-    """Decay the averages of ``rows`` by the steps after ``since``."""
-    gap = (state.step - since).double()[:, None]
-    for average, factor in ((state.exp_avg, constants.beta1), (state.exp_avg_sq, constants.beta2)):
-        average[rows] = (average[rows] * factor**gap).to(average.dtype)
-
-
 def rows_in_turn(stored: Tensor, state: AdamState) -> Tensor:
     """The next few rows in turn, touched or not, so that no row lags behind further than the history goes back."""
     count = -(-2 * len(stored) // len(state.lrs))
@@ -110,11 +83,7 @@ def rows_in_turn(stored: Tensor, state: AdamState) -> Tensor:
 
 @lru_cache(maxsize=64)  # called in every step
 def adam_constants(beta1: float, beta2: float, eps: float, dtype: torch.dtype, amsgrad: bool) -> AdamConstants:
-    """The constants of ``adam`` and ``amsgrad`` for rows of ``dtype``.
-
-    Raises:
-        ValueError: if the missed steps do not die out: Adam needs ``beta1**2 < beta2``.
-    """
+    """The constants of ``adam`` and ``amsgrad`` for rows of ``dtype``, if the missed steps die out."""
     if not amsgrad and beta1 > 0 and beta1**2 >= beta2:
         raise ValueError(f"betas ({beta1}, {beta2}) must have beta1**2 < beta2: else the steps a row misses grow")
     ratio = beta1 if amsgrad or beta1 == 0 else beta1 / math.sqrt(beta2)

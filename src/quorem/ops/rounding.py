@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+SEED = 0  # of the bits that optimizers draw
 _LOW = 0xFFFFFFFF
 LOG8_OCTAVE = 4  # codes from a number to its double
 LOG8_LOWEST = -48  # code 1 is 2 to this
@@ -115,9 +116,9 @@ def write_state_(state: Tensor, rows: Tensor, numbers: Tensor, rounding: Roundin
     state[rows] = numbers.to(state.dtype)
 
 
-def converted_state(state: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
+def converted_state(state: Tensor, dtype: torch.dtype) -> Tensor:
     """A state in ``dtype``, some rows at a time; rounded at random if that has fewer bits."""
-    new, rounding = torch.empty_like(state, dtype=dtype), Rounding(seed or 0, state.new_zeros((), dtype=torch.int64))
+    new, rounding = torch.empty_like(state, dtype=dtype), Rounding(SEED, state.new_zeros((), dtype=torch.int64))
     for rows in torch.arange(len(state), device=state.device).split(2**16):
         write_state_(new, rows, read_state(state, rows), rounding)
     return new

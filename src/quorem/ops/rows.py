@@ -24,23 +24,6 @@ class IdBatch(NamedTuple):
     sample_weights: Tensor | None = None  # [V]: what the vectors of a bag are multiplied by
     mean: bool = False  # whether the vectors of a bag are averaged; else they are added
 
-    @property
-    def jagged(self) -> bool:
-        """Whether there are bags."""
-        return self.offsets is not None
-
-    @property
-    def stride(self) -> int:
-        """Distance between two ids of one feature in memory."""
-        return 1 if self.jagged else self.ids.stride(0)
-
-    def contiguous(self) -> "IdBatch":
-        """The batch with contiguous tensors."""
-        if self.offsets is None and self.ids.is_contiguous():
-            return self
-        offsets, sample_weights = (t if t is None else t.contiguous() for t in (self.offsets, self.sample_weights))
-        return IdBatch(self.ids.contiguous(), offsets, sample_weights, self.mean)
-
 
 class Reads(NamedTuple):
     """The rows that N ids read, in S slots of up to K rows."""
@@ -55,8 +38,7 @@ class IdBags(NamedTuple):
     """The bags and slots of V jagged ids. P is the largest number of slots of a feature."""
 
     bag: Tensor  # [V]
-    slot: Tensor  # [V, P]: the slots of the id's feature
-    valid: Tensor  # [V, P]: the slot is one of the feature's, and the id lies before the last offset
+    slot: Tensor  # [V, P]: the slots of the id's feature, then any
 
 
 def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
@@ -66,11 +48,16 @@ def lookup_reads(ids: Tensor, layout: Layout) -> Reads:
 
 def batch_reads(batch: IdBatch, layout: Layout) -> tuple[Reads, IdBags | None]:
     """What the ids of a batch read; and the bags and slots of jagged ids, which have S = P slots each."""
-    if batch.offsets is None:
-        return lookup_reads(batch.ids, layout), None
-    bags = bags_of(batch.ids, batch.offsets, layout)
-    reads = reads_of(batch.ids[:, None], layout.slots[bags.slot], layout.parts[bags.slot], layout)
-    return reads._replace(valid=reads.valid & bags.valid), bags
+    ids, offsets = batch.ids, batch.offsets
+    if offsets is None:
+        return lookup_reads(ids, layout), None
+    bag, feature = bag_and_feature(ids, offsets, layout.spans)
+    inside = (torch.arange(len(ids), device=ids.device) < offsets[-1])[:, None]
+    first, count = layout.spans[feature].unbind(1)
+    steps = torch.arange(int(layout.spans[:, 1].max()), device=ids.device)
+    slot = (first[:, None] + steps).clamp(max=len(layout.slots) - 1)
+    reads = reads_of(ids[:, None], layout.slots[slot], layout.parts[slot], layout)
+    return reads._replace(valid=reads.valid & inside & (steps < count[:, None])), IdBags(bag, slot)
 
 
 def rows_read(reads: Reads) -> Tensor:
@@ -110,13 +97,12 @@ def buckets_of(numbers: Numbers, parts: Tensor, maps: Tensor) -> Tensor:
 
 
 def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
-    """What the partitions of a table divide: the id, or its number among the composed ids, permuted or mixed."""
+    """What the partitions of a table divide: the id, its number among the composed ids, or this mixed over a pool."""
     i = ids.long()
     valid = ~out_of_range(i, slots[..., column.LIMIT]) & (i != slots[..., column.PADDING])
     place, own = places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
     composed = place >= own
     number = torch.where(composed, place - own, 0)
-    number = (slots[..., column.MULTIPLIER] * number + slots[..., column.SHIFT]) % slots[..., column.COMPOSED]
     number = mixed_numbers(number + slots[..., column.OFFSET], slots[..., column.BITS])
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
@@ -155,18 +141,9 @@ def bag_and_feature(ids: Tensor, offsets: Tensor, spans: Tensor) -> tuple[Tensor
     """Bag ``[V]`` and feature ``[V]`` of each jagged id."""
     positions = torch.arange(ids.shape[0], device=ids.device, dtype=offsets.dtype)
     bag = torch.searchsorted(offsets, positions, right=True) - 1
-    bag = bag.clamp(0, larger(offsets.shape[0] - 2, 0))  # ids past the last offset are ignored
-    return bag, bag // larger((offsets.shape[0] - 1) // spans.shape[0], 1)
-
-
-def bags_of(ids: Tensor, offsets: Tensor, layout: Layout) -> IdBags:
-    """The bag and the slots of each jagged id."""
-    bag, feature = bag_and_feature(ids, offsets, layout.spans)
-    inside = (torch.arange(len(ids), device=ids.device) < offsets[-1])[:, None]
-    first, count = layout.spans[feature].unbind(1)
-    steps = torch.arange(int(layout.spans[:, 1].max()), device=ids.device)
-    slot = (first[:, None] + steps).clamp(max=len(layout.slots) - 1)
-    return IdBags(bag, slot, inside & (steps < count[:, None]))
+    # Sizes may be symbolic: torch.export would guard on Python's max.
+    bag = bag.clamp(0, torch.sym_max(offsets.shape[0] - 2, 0))  # ids past the last offset are ignored
+    return bag, bag // torch.sym_max((offsets.shape[0] - 1) // spans.shape[0], 1)
 
 
 def out_of_range(ids: Tensor, limits: Tensor) -> Tensor:
@@ -208,7 +185,7 @@ def accumulator(stored: Tensor) -> torch.dtype:
 def read(stored: Tensor, rows: Tensor, width: int, bits: int = 8) -> Tensor:
     """``rows`` of ``stored``, ``[..., W]``, in the accumulator's dtype; bytes are codes of ``bits`` bits."""
     if stored.dtype == torch.uint8:
-        return dequantize(stored[rows], width, bits)
+        return dequantize(stored, rows, width, bits)
     return F.embedding(rows, stored).to(accumulator(stored))
 
 
@@ -222,13 +199,3 @@ def subtract_(stored: Tensor, rows: Tensor, change: Tensor, rounding: Rounding |
     if rounding is not None and stored.dtype in (torch.bfloat16, torch.float16):
         numbers = round_at_random(numbers, random_bits(rows, width, rounding), stored.dtype)
     stored[rows] = numbers.to(stored.dtype)
-
-
-def larger(a: int | torch.SymInt, b: int) -> int:
-    """The larger of two sizes. A symbolic size stays symbolic: ``torch.export`` would guard on Python's ``max``."""
-    return torch.sym_max(a, b) if isinstance(a, torch.SymInt) else max(a, b)
-
-
-def smaller(a: int | torch.SymInt, b: int) -> int:
-    """The smaller of two sizes. A symbolic size stays symbolic."""
-    return torch.sym_min(a, b) if isinstance(a, torch.SymInt) else min(a, b)

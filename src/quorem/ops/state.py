@@ -6,8 +6,8 @@ The sums of adagrad may also be bfloat16, or uint8 codes on a logarithmic scale 
 so that a CUDA graph can advance them.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, NotRequired, TypedDict, get_args
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -59,10 +59,6 @@ class AdamState(NamedTuple):
     decays: Tensor | None = None  # of adamw, float64 [H]: sum of log(1 - lr * weight_decay) up to step t, at t % H
 
 
-class SGDConstants(NamedTuple):
-    """SGD has none: the learning rate is an argument of its own."""
-
-
 class AdagradConstants(NamedTuple):
     """Constants of ``adagrad`` and ``rowwise_adagrad``."""
 
@@ -81,23 +77,32 @@ class AdamConstants(NamedTuple):
     weight_decay: float = 0.0  # of adamw
 
 
-State = SGDState | AdagradState | RowWiseAdagradState | AdamState
-Constants = SGDConstants | AdagradConstants | AdamConstants
+@dataclass(eq=False)
+class RowRule:
+    """A rule by which an optimizer moves the rows of one ``stored``: all that ops which move rows need of it."""
 
+    name: str  # a key of ``RULES``, which says of what types state and constants are
+    constants: Any
+    state: Any
+    lr: Tensor  # float64 scalar
+    rounding_seed: int | None = None  # half precision is rounded at random; to the nearest if None
+    made_for: tuple[torch.dtype, torch.device] | None = None  # dtype and device of ``stored``
+    updates: Any = None  # the ``Updates`` of ``stored``
+    _last_lr: float | None = field(default=None, init=False)
 
-class CatchUpOptions(TypedDict):
-    """Keyword arguments that say by which rule rows are brought up to date."""
+    @property
+    def entry(self) -> "Rule":
+        """What is known of the rule by its name."""
+        return RULES[self.name]
 
-    rule: str
-    constants: Constants
-    rounding_seed: NotRequired[int | None]  # half-precision rows are rounded at random
-
-
-class StepOptions(CatchUpOptions):
-    """Keyword arguments of a step: also what is done to the summed gradients first."""
-
-    clip_value: NotRequired[float | None]  # sums are clamped to it
-    loss_scale: NotRequired[Tensor | None]  # sums are divided by it
+    def set_lr(self, lr: float | Tensor) -> None:
+        """Write a learning rate to the device, if it is another: a CUDA graph reads it there."""
+        if isinstance(lr, Tensor):
+            self.lr.copy_(lr.squeeze())
+            self._last_lr = None
+        elif lr != self._last_lr:
+            self.lr.fill_(lr)
+            self._last_lr = lr
 
 
 class Rule(NamedTuple):
@@ -108,7 +113,7 @@ class Rule(NamedTuple):
     """
 
     kernel: str
-    state: Callable[..., State]  # from its tensors
+    state: type
     constants: type
     averages: tuple[str, ...] = ()  # names of its tensors with a number for each weight, as in ``torch.optim``
     by_row: bool = False  # whether these have one number for each row instead
@@ -117,18 +122,14 @@ class Rule(NamedTuple):
     state_dtypes: tuple[StateDtype, ...] = ("float32",)  # that the averages may have
 
 
-def _adamw_state(*tensors: Tensor) -> AdamState:
-    return AdamState(*tensors[:-1])._replace(decays=tensors[-1])
-
-
 _ADAM = ("exp_avg", "exp_avg_sq")
 RULES: dict[str, Rule] = {
-    "sgd": Rule("sgd", SGDState, SGDConstants),
+    "sgd": Rule("sgd", SGDState, tuple),  # the learning rate is an argument of its own
     "adagrad": Rule("adagrad", AdagradState, AdagradConstants, ("sum",), state_dtypes=get_args(StateDtype)),
     "rowwise_adagrad": Rule("rowwise_adagrad", RowWiseAdagradState, AdagradConstants, ("sum",), by_row=True),
     "adam": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True),
     "amsgrad": Rule("adam", AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
-    "adamw": Rule("adam", _adamw_state, AdamConstants, _ADAM, lags=True, fused=False),
+    "adamw": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True, fused=False),
 }
 CATCHES_UP = tuple(name for name, rule in RULES.items() if rule.lags)
 
@@ -148,15 +149,7 @@ def row_state_bytes(
 ) -> int:
     """Bytes that an optimizer keeps for one row of ``stored``, ``width`` numbers.
 
-    Args:
-        optimizer: name of an optimizer.
-        width: W.
-        row_dtype: dtype of the rows; the state of float64 rows is float64.
-        state_dtype: dtype of the averages.
-        lags: whether rows may lag behind, as under the optimizers of ``quorem.optim``.
-
-    Raises:
-        ValueError: if the optimizer cannot keep its state in ``state_dtype``.
+    ``lags`` says whether rows may lag behind, as under the optimizers of ``quorem.optim``.
 
     >>> [row_state_bytes("adagrad", 16, torch.float32, dtype) for dtype in ("float32", "bfloat16", "log8")]
     [64, 32, 16]
@@ -169,25 +162,5 @@ def row_state_bytes(
 
 
 def present(state: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The tensors of a state, in the order in which ``Rule.state`` takes them."""
+    """The tensors that a state has."""
     return tuple(tensor for tensor in state if tensor is not None)
-
-
-class DeviceScalar:
-    """A float64 number on a device, written only when it changes, so that a CUDA graph can read it there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.tensor = torch.zeros((), dtype=torch.float64, device=device)
-        self._value: float | None = None
-
-    def set(self, value: float | Tensor) -> Tensor:
-        """Set it to ``value``, and return the tensor."""
-        if value is self._value:  # a learning rate is usually the same object in every step
-            return self.tensor
-        if isinstance(value, Tensor):
-            self._value = None
-            self.tensor.copy_(value.squeeze())
-        elif value != self._value:
-            self._value = value
-            self.tensor.fill_(value)
-        return self.tensor

@@ -38,17 +38,10 @@ class Words(NamedTuple):
 
 
 def with_words(layout: Layout, slots: Tensor) -> Words:
-    """Slots and maps for the kernels, with words if some table has lists.
+    """Maps for the kernels, with words if some table has lists; and ``slots``, those of the layout on the CPU.
 
     There are as few levels as let the words take no more memory than the lists; or as many as need the least memory.
     If the layout is on a GPU, this waits for it.
-
-    Args:
-        layout: with the lists.
-        slots: those of ``layout`` on the CPU.
-
-    Raises:
-        ValueError: if a list does not rise, or has ids that are none of its table.
     """
     places: dict[RankList, list[tuple[int, int]]] = {}  # slots and columns that name a list
     for s, slot in enumerate(slots.tolist()):

@@ -17,13 +17,4 @@ CLASSES: dict[str, type[RowOptimizer]] = {
     each.rule: each for each in (SGD, Adagrad, RowWiseAdagrad, Adam, AMSGrad, AdamW)
 }
 
-__all__ = [
-    "SGD",
-    "Adagrad",
-    "RowWiseAdagrad",
-    "Adam",
-    "AMSGrad",
-    "AdamW",
-    "RowOptimizer",
-    "apply_in_backward",
-]
+__all__ = ["SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AMSGrad", "AdamW", "RowOptimizer", "apply_in_backward"]

@@ -8,7 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from ..modules.lookup import module_of
 from ..ops import replay
-from ..ops.state import NARROW, AdagradConstants, AdamConstants, AdamState, Constants, State, check_state_dtype
+from ..ops.state import NARROW, AdagradConstants, check_state_dtype
 from ..optimizer_names import StateDtype
 from .row_optimizer import RowOptimizer
 
@@ -89,7 +89,7 @@ class Adagrad(RowOptimizer):
             eps=eps,
         )
 
-    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Any:
         return AdagradConstants(float(group["lr_decay"]), float(group["eps"]))
 
     def _is_by_row(self, p: Tensor) -> bool:
@@ -105,16 +105,8 @@ class Adagrad(RowOptimizer):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator per row, the sum of the row's mean squared gradients: 1 / D of the state.
 
-    Parameters with dense gradients get ``torch.optim.Adagrad``.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate.
-        lr_decay: learning rate decay.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
-        initial_accumulator_value: initial value of the sums.
-        eps: added to the denominator.
-        state_dtype: must be ``"float32"``.
+    The arguments are those of ``Adagrad``; ``state_dtype`` must be ``"float32"``. Parameters with dense gradients get
+    ``torch.optim.Adagrad``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -157,7 +149,7 @@ class Adam(RowOptimizer):
         amsgrad = self.rule == "amsgrad"
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
-    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Any:
         beta1, beta2 = map(float, group["betas"])
         return replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, self.rule == "amsgrad")
 
@@ -165,14 +157,8 @@ class Adam(RowOptimizer):
 class AMSGrad(Adam):
     """``torch.optim.Adam(amsgrad=True)`` on the dense gradient, at the cost of the touched rows.
 
-    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate; a scheduler may change it at any step.
-        betas: decay of the averages of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: for parameters with dense gradients; must be 0 for tables.
+    Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients. The arguments
+    are those of ``Adam``, but ``betas`` may be in any order.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -186,14 +172,8 @@ class AdamW(Adam):
     """``torch.optim.AdamW`` on the dense gradient, at the cost of the touched rows.
 
     Weight decay shrinks every row in every step, even a row that never had a gradient. Here rows without a gradient lag
-    behind, as with ``Adam``; the decay of all steps that a row missed is applied as one factor.
-
-    Args:
-        params: as in ``torch.optim``.
-        lr: learning rate; a scheduler may change it at any step.
-        betas: decay of the averages of the gradient and of its square; for tables ``betas[0] ** 2 < betas[1]``.
-        eps: added to the denominator.
-        weight_decay: each step multiplies a weight by ``1 - lr * weight_decay``; for tables ``lr * weight_decay < 1``.
+    behind, as with ``Adam``; the decay of all steps that a row missed is applied as one factor. The arguments are those
+    of ``Adam``, but each step multiplies a weight by ``1 - lr * weight_decay``; for tables ``lr * weight_decay < 1``.
 
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
@@ -212,15 +192,8 @@ class AdamW(Adam):
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
 
-    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Any:
         lr, decay = group["lr"], float(group["weight_decay"])
         if not (isinstance(lr, Tensor) and lr.is_cuda) and float(lr) * decay >= 1:
             raise ValueError(f"lr * weight_decay ({float(lr)} * {decay}) must be below 1 for tables")
-        constants = super()._constants(group, p)
-        assert isinstance(constants, AdamConstants)
-        return constants._replace(weight_decay=decay)
-
-    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
-        row_state = super()._row_state(state, p, constants)
-        assert isinstance(row_state, AdamState)
-        return row_state._replace(decays=torch.zeros_like(row_state.lrs))
+        return super()._constants(group, p)._replace(weight_decay=decay)

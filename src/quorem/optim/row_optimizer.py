@@ -11,33 +11,19 @@ from ..modules.lookup import module_of
 from ..modules.storage import is_sharded
 from ..ops import replay
 from ..ops.cpu.pages import in_huge_pages
-from ..ops.lagging import LaggingParameter, unwatched
-from ..ops.rounding import converted_state
+from ..ops.lagging import LaggingParameter, unwatched, updates_of
+from ..ops.rounding import SEED, converted_state
 from ..ops.rows import accumulator
-from ..ops.state import (
-    NARROW,
-    RULES,
-    STATE_DTYPES,
-    AdamState,
-    Constants,
-    DeviceScalar,
-    Rule,
-    SGDConstants,
-    State,
-    check_state_dtype,
-    present,
-)
-from ..ops.updates import RowRule, Updates, update_, updates_of
+from ..ops.state import NARROW, RULES, STATE_DTYPES, AdamState, RowRule, Rule, check_state_dtype, present
+from ..ops.updates import Updates, update_
 from ..optimizer_names import StateDtype
 
 
 class RowOptimizer(torch.optim.Optimizer):
     """A ``torch.optim`` optimizer for parameters with dense gradients, and a row-wise rule for sparse gradients.
 
-    Dense gradients are left to the ``torch.optim`` class; in a CUDA graph, use that class itself for them.
-
-    Its ``state_dict`` and that of the ``torch.optim`` class can be loaded into each other. ``clip_value`` and
-    ``loss_scale`` are those of ``apply_in_backward``.
+    Dense gradients are left to the ``torch.optim`` class; in a CUDA graph, use that class itself for them. Its
+    ``state_dict`` and that of the ``torch.optim`` class can be loaded into each other.
 
     Args:
         params: parameters, or groups of them, of any modules; tables with sparse gradients are updated row by row.
@@ -53,31 +39,24 @@ class RowOptimizer(torch.optim.Optimizer):
     rule: ClassVar[str]  # a key of ``RULES``
     options: ClassVar[tuple[str, ...]]  # options of torch_class that may be set
     moves_every_row: ClassVar[tuple[str, ...]] = ("weight_decay",)  # options that must be 0 for tables
-
-    clip_value: float | None = None
-    loss_scale: float | Tensor | None = None
-    rounding_seed: int | None = 0
     state_dtype: StateDtype = "float32"
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
-        self._updates: dict[Tensor, Updates] = {}  # of the parameters that are updated row by row
         self._start()
         super().__init__(params, self.torch_class([torch.empty(0)], **defaults).defaults)
 
     def _start(self) -> None:
-        self._row_rules: dict[Tensor, RowRule] = {}
+        self._row_rules: dict[Tensor, RowRule] = {}  # of the parameters that are updated row by row
         self._sparse_tables: dict[Tensor, bool] = {}
         self._dense = self.torch_class([torch.empty(0)])  # takes the steps of parameters with dense gradients
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_updates", {})
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        options = ("clip_value", "loss_scale", "rounding_seed", "state_dtype")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in options}}
+        return {**super().__getstate__(), "state_dtype": self.state_dtype}
 
     @property
     def entry(self) -> Rule:
@@ -117,9 +96,9 @@ class RowOptimizer(torch.optim.Optimizer):
                     f"{option} ({group[option]}) must be 0 for tables: under {name} it would move rows that have no"
                     " gradient; use AdamW"
                 )
+        if group.get("maximize"):
+            raise ValueError(f"maximize ({group['maximize']}) must be False for tables: change the sign of the loss")
         check_state_dtype(self.rule, p.dtype, self.state_dtype)
-        if self.state_dtype != "float32" and self.rounding_seed is None:
-            raise ValueError(f"rounding_seed (None) must be an integer where state_dtype is {self.state_dtype!r}")
         if p.dim() != 2:
             raise ValueError(f"a parameter of shape {tuple(p.shape)} with a sparse gradient must be 2-D")
         if self.entry.lags and module_of(p) is None:
@@ -135,9 +114,9 @@ class RowOptimizer(torch.optim.Optimizer):
             )
         self._constants(group, p)
 
-    def _constants(self, group: dict[str, Any], p: Tensor) -> Constants:
+    def _constants(self, group: dict[str, Any], p: Tensor) -> Any:
         """The rule's constants; SGD has none."""
-        return SGDConstants()
+        return ()
 
     def _average_dtype(self, p: Tensor) -> torch.dtype:
         return accumulator(p) if self.state_dtype == "float32" else STATE_DTYPES[self.state_dtype]
@@ -148,52 +127,55 @@ class RowOptimizer(torch.optim.Optimizer):
         zeros = {name: in_huge_pages(torch.empty_like(like, dtype=dtype)).zero_() for name in self.entry.averages}
         if start := group.get("initial_accumulator_value"):
             numbers = torch.tensor(start, dtype=accumulator(p), device=p.device).expand(like.shape)
-            zeros["sum"] = converted_state(numbers, dtype, self.rounding_seed)
+            zeros["sum"] = converted_state(numbers, dtype)
         return {"step": torch.tensor(0, device="cpu"), **zeros}
 
-    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> State:
+    def _row_state(self, state: dict[str, Tensor], p: Tensor, constants: Any) -> Any:
         """The rule's state, made from the optimizer's state of ``p``."""
         tensors = {name: state[name] for name in ("step", *self.entry.averages)}
         if self.entry.lags:
             last = state["step"].to(torch.int32).expand(len(p)).clone()
             lrs, moments = replay.empty_history(p.device, constants, p.dtype)
-            return AdamState(**tensors, last=last, lrs=lrs, moments=moments)
+            decays = torch.zeros_like(lrs) if self.rule == "adamw" else None
+            return AdamState(**tensors, last=last, lrs=lrs, moments=moments, decays=decays)
         if self.entry.by_row:
-            tensors["extents"] = table_extents(p)
+            tables = module_of(p)
+            extents = [[0, 1]] if tables is None else [[e.base, e.pitch] for e in tables.all_extents]
+            tensors["extents"] = torch.tensor(extents, device=p.device)
         return self.entry.state(**tensors)
 
     def _row_rule(self, group: dict[str, Any], p: Any) -> RowRule:
-        """The rule of ``p``; made from the optimizer's state if there is none yet with the group's constants."""
-        constants, row_rule = self._constants(group, p), self._row_rules.get(p)
-        refused = any(group[option] for option in self.moves_every_row)  # set since the last step
-        if row_rule is None or row_rule.constants != constants or row_rule.kind != (p.dtype, p.device) or refused:
+        """The rule of ``p`` for its next step; made anew if the group's constants or the parameter's dtype changed."""
+        constants, rule, made_for = self._constants(group, p), self._row_rules.get(p), (p.dtype, p.device)
+        refused = group.get("maximize") or any(group[option] for option in self.moves_every_row)  # set in between
+        if rule is None or rule.constants != constants or rule.made_for != made_for or refused:
             self._check_rows(group, p)
             updates = updates_of(p) or Updates(p)
             updates.flush_()  # rows may lag behind under other constants or another optimizer
-            state = self.state[p]
-            if any(state.get(name) is None for name in ("step", *self.entry.averages)):
-                known = {name: value for name, value in state.items() if value is not None}
-                state.update({**self._initial_state(group, p), **known})
-            state["step"] = torch.as_tensor(state["step"], dtype=torch.int64, device=p.device)
-            shape, dtype = p.shape[:1] if self.entry.by_row else p.shape, self._average_dtype(p)
-            for name in self.entry.averages:
-                average = state[name].to(p.device).contiguous()
-                if average.shape != shape:
-                    rule = f"must be {tuple(shape)}, as the table's rows: it was saved under another scheme or size"
-                    raise ValueError(f"{name} {tuple(average.shape)} of the optimizer's state {rule}")
-                same = average.dtype == dtype
-                state[name] = average if same else converted_state(average, dtype, self.rounding_seed)
-            row_state = self._row_state(state, p, constants)
-            row_rule = RowRule(self.rule, constants, DeviceScalar(p.device), row_state, table_extents(p))
-            row_rule.kind = (p.dtype, p.device)
-            self._row_rules[p], self._updates[p] = row_rule, updates
-        updates = self._updates[p]
-        lagging = row_rule if self.entry.lags else None
-        if updates.lagging is not lagging:
-            updates.lag_under(lagging)
-        row_rule.lr.set(group["lr"])
-        row_rule.options["rounding_seed"] = self.rounding_seed
-        return row_rule
+            state = self._row_state(self._fitted_state(group, p), p, constants)
+            lr = torch.zeros((), dtype=torch.float64, device=p.device)
+            rule = self._row_rules[p] = RowRule(self.rule, constants, state, lr, SEED, made_for, updates)
+        lagging = rule if self.entry.lags else None
+        if rule.updates.lagging is not lagging:
+            rule.updates.lag_under(lagging)
+        rule.set_lr(group["lr"])
+        return rule
+
+    def _fitted_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
+        """The optimizer's state of ``p``, completed, and in the dtype and on the device that the rule needs."""
+        state: dict[str, Tensor] = self.state[p]
+        if any(state.get(name) is None for name in ("step", *self.entry.averages)):
+            known = {name: value for name, value in state.items() if value is not None}
+            state.update({**self._initial_state(group, p), **known})
+        state["step"] = torch.as_tensor(state["step"], dtype=torch.int64, device=p.device)
+        shape, dtype = p.shape[:1] if self.entry.by_row else p.shape, self._average_dtype(p)
+        for name in self.entry.averages:
+            average = state[name].to(p.device).contiguous()
+            if average.shape != shape:
+                rule = f"must be {tuple(shape)}, as the table's rows: it was saved under another scheme or size"
+                raise ValueError(f"{name} {tuple(average.shape)} of the optimizer's state {rule}")
+            state[name] = average if average.dtype == dtype else converted_state(average, dtype)
+        return state
 
     def _start_dense(self, p: Tensor) -> None:
         """Give ``p`` the state that the constructor of the ``torch.optim`` class makes and its ``step`` expects."""
@@ -209,25 +191,29 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        dense: dict[int, dict[str, Any]] = {}
         with unwatched():
-            pairs = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-            by_row = [(group, p) for group, p in pairs if self._is_by_row(p)]
-            for group, p in by_row:
-                self._step_by_row(group, p)
-        if len(by_row) < len(pairs):
-            self._step_in_torch([(group, p) for group, p in pairs if not self._is_by_row(p)])
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None and self._is_by_row(p):
+                        self._step_by_row(group, p)
+                    elif p.grad is not None:
+                        if not self.state[p]:
+                            self._start_dense(p)
+                        dense.setdefault(id(group), {**group, "params": []})["params"].append(p)
+        if dense:
+            self._dense.param_groups, self._dense.state = list(dense.values()), self.state
+            self._dense.step()
         return loss
 
     def _step_by_row(self, group: dict[str, Any], p: Tensor) -> None:
         grad: Any = p.grad
         if grad.is_sparse:
             rows, values = grad._indices()[0], grad._values()
-        else:
-            rows = torch.arange(len(p), device=p.device)
-            if self._sparse_tables[p]:  # its gradient was made dense for DistributedDataParallel
-                rows = (grad != 0).any(1).nonzero()[:, 0]
+        else:  # DistributedDataParallel, for one, makes it dense
+            rows = (grad != 0).any(1).nonzero()[:, 0]
             values = grad[rows]
-        update_([(rows, -values if group.get("maximize") else values)], p, self._row_rule(group, p))
+        update_([(rows, values)], p, self._row_rule(group, p))
 
     def _is_by_row(self, p: Tensor) -> bool:
         """Whether ``p``, which has a gradient, is updated row by row."""
@@ -236,24 +222,19 @@ class RowOptimizer(torch.optim.Optimizer):
             self._sparse_tables[p] = is_sparse_table(p)
         return p.grad.is_sparse or p in self._row_rules or self._sparse_tables[p]
 
-    def _step_in_torch(self, pairs: list[tuple[dict[str, Any], Tensor]]) -> None:
-        """Take the step of the ``torch.optim`` class on these parameters only."""
-        groups: dict[int, dict[str, Any]] = {}
-        for group, p in pairs:
-            if not self.state[p]:
-                self._start_dense(p)
-            groups.setdefault(id(group), {**group, "params": []})["params"].append(p)
-        self._dense.param_groups, self._dense.state = list(groups.values()), self.state
-        self._dense.step()
-
     def flush(self) -> None:
         """Bring every row up to date.
 
-        Whoever reads the parameter sees rows that are up to date without it. Only a tensor that shares the parameter's
-        memory since before the last step (``.data``, ``.detach()``, ``.numpy()``) needs it before it is read.
+        Whoever reads or writes the parameter meets rows that are up to date without it. Only a tensor that shares the
+        parameter's memory since before the last step (``.data``, ``.detach()``, ``.numpy()``) needs it.
         """
-        for updates in self._updates.values():
+        for updates in self._owners():
             updates.flush_()
+
+    def _owners(self) -> list[Updates]:
+        """The ``Updates`` of all tables."""
+        found = (updates_of(p) for group in self.param_groups for p in group["params"])
+        return [updates for updates in found if updates is not None]
 
     def live_state(self) -> dict[Tensor, list[Tensor]]:
         """The tensors of the rule's state for each parameter that is updated row by row.
@@ -262,11 +243,6 @@ class RowOptimizer(torch.optim.Optimizer):
         bit as if it had not stopped.
         """
         return {p: [*present(row_rule.state)] for p, row_rule in self._row_rules.items()}
-
-    def note_rows(self) -> None:
-        """Treat ``stored`` as written by this optimizer; call it after copying back what ``live_state`` returned."""
-        for p, row_rule in self._row_rules.items():
-            row_rule.note_rows(p)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as the ``torch.optim`` class would have it, with every row up to date."""
@@ -289,35 +265,13 @@ class RowOptimizer(torch.optim.Optimizer):
                     if name in self.entry.averages and (accumulator(p) != p.dtype or value.dtype in NARROW):
                         self.state[p][name] = value.to(p.device)
 
-    @property
-    def lr(self) -> float | Tensor:
-        """The learning rate of the first group; setting it sets that of every group."""
-        return self.param_groups[0]["lr"]
-
-    @lr.setter
-    def lr(self, lr: float | Tensor) -> None:
-        for group in self.param_groups:
-            group["lr"] = lr
-            for p in group["params"]:
-                if p in self._row_rules:
-                    self._row_rules[p].lr.set(lr)
-
     def remove(self) -> None:
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` applies them."""
-        for updates in self._updates.values():
-            if updates.collector is not None:
-                updates.collector.close()
-            updates.collector = None
+        for updates in self._owners():
+            updates.collect_in(None)
 
 
 def is_sparse_table(p: Tensor) -> bool:
     """Whether ``p`` is the ``stored`` of a module with ``sparse=True``."""
     tables = module_of(p)
     return tables is not None and tables.sparse
-
-
-def table_extents(p: Tensor) -> Tensor:
-    """The first row of each table in ``p``, rising, and its pitch, int64 ``[T, 2]``."""
-    tables = module_of(p)
-    extents = [[0, 1]] if tables is None else [[e.base, e.pitch] for e in tables.all_extents]
-    return torch.tensor(extents, device=p.device)

@@ -1,10 +1,8 @@
 """Ids without a vocabulary: strings are hashed to 64-bit integers, and any 64-bit integer to one of n ids.
 
-A string becomes the XXH64 of its UTF-8 bytes (seed 0). Most languages and databases have this hash, so a server in
-another language computes the same id. The 64 bits are read as a signed integer, since torch computes with signed
-integers. A raw id is then mixed by splitmix64, a bijection of the 64-bit integers, and reduced to ``[0, n)``. Mixing
-matters because partitions need ids whose digits are evenly distributed, and raw ids (multiples of 2**20, time stamps)
-often are not. Neither hash is cryptographic.
+A string becomes the XXH64 of its UTF-8 bytes (seed 0), read as a signed integer; most languages have this hash. A raw
+id is mixed by splitmix64, a bijection of the 64-bit integers, and reduced to ``[0, n)``: partitions need ids whose
+digits are evenly distributed. Neither hash is cryptographic.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ..checks import check_int
+from .partitions import int64
 
 Words = NDArray[np.uint64]
 
@@ -27,8 +28,7 @@ STRIPE = 32  # bytes that the four lanes consume in one step
 def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray[np.generic]) -> Tensor:
     """The XXH64 hash (seed 0) of each string's UTF-8 bytes, as signed 64-bit integers ``[len(values)]``.
 
-    The result is the same on every machine and in every version. Strings are not normalized: ``"é"`` as one character
-    and as two (e and an accent) have different hashes.
+    The result is the same on every machine and in every version. Strings are not normalized.
 
     Args:
         values: str or bytes; a list, an array, a column of a data frame.
@@ -169,11 +169,8 @@ def mixed_id(raw_id: int, num_embeddings: int) -> int:
     >>> mixed_id(7, 2**40), mixed_id(2**64 - 7, 2**40) == mixed_id(-7, 2**40)
     (980748996055, True)
     """
-    if isinstance(raw_id, bool) or not hasattr(raw_id, "__index__"):
-        raise TypeError(f"raw id ({raw_id!r}) must be an int")
-    if not -(2**63) <= raw_id < 2**64:
-        raise ValueError(f"raw id ({raw_id}) must be in [-2**63, 2**64)")
-    signed = int(raw_id) - 2**64 if raw_id >= 2**63 else int(raw_id)
+    number = check_int("raw id", raw_id, -(2**63), 2**64 - 1)
+    signed = number - 2**64 if number >= 2**63 else number
     return int(mixed_ids(torch.tensor([signed], device="cpu"), num_embeddings))
 
 
@@ -189,9 +186,7 @@ def as_int64(ids: Tensor) -> Tensor:
     >>> as_int64(torch.tensor([2**64 - 1], dtype=torch.uint64))
     tensor([-1])
     """
-    if not isinstance(ids, Tensor) or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-        raise TypeError(f"ids ({getattr(ids, 'dtype', type(ids).__name__)}) must be an integer tensor")
-    return ids.view(torch.int64) if ids.dtype == torch.uint64 else ids.to(torch.int64)
+    return ids.view(torch.int64) if getattr(ids, "dtype", None) == torch.uint64 else int64("ids", ids)
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:

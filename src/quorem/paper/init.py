@@ -1,8 +1,4 @@
-"""Initial values, chosen by operation so that a composed vector has the distribution of a row of the full table.
-
-In runs of DLRM on 64,000 rows of the Criteo Kaggle log, which are not kept, this was ahead of equal tables of the same
-variance, and of U(sqrt(1/n), 1) for every table, as the public reference code has it.
-"""
+"""Initial values, chosen by operation so that a composed vector has the distribution of a row of the full table."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -20,9 +16,8 @@ NOISE = 0.01  # relative deviation of the small factors around their neutral val
 def intervals(spec: TableSpec, std: float | None = None) -> list[tuple[float, float]]:
     """The interval from which ``init_`` draws each stored table of ``spec``, uniformly.
 
-    The largest table is drawn like a full one, U(-sqrt(1/n), sqrt(1/n)); the others are neutral: one plus noise for
-    ``mult``, and noise around zero for ``add``. The composed vector then has the distribution of the full table's rows.
-    ``concat`` and ``feature`` keep every vector, so all their tables are drawn like a full one.
+    The largest table is drawn like a full one; the others are neutral: one plus noise for ``mult``, and noise around
+    zero for ``add``. ``concat`` and ``feature`` keep every vector, so all their tables are drawn like a full one.
 
     Args:
         spec: the spec of the table.
@@ -57,10 +52,8 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, *, std: float | None = None
     (True, True)
     """
     with torch.no_grad():
-        for table, interval in zip(tables, intervals(spec), strict=True):
+        for table, interval in zip(tables, intervals(spec, std), strict=True):
             table.uniform_(*interval)
-            if std is not None and interval[0] < 0:  # factors near one carry no scale
-                table.mul_(std * sqrt(3 * spec.num_embeddings))
 
 
 def deviation(table: Tensor) -> float | None:
@@ -95,13 +88,7 @@ def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None 
 
 
 def pool_(tables: Sequence[Tensor], members: Sequence[TableSpec], *, std: float | None = None) -> None:
-    """Draw the tables of a pool.
-
-    Args:
-        tables: the tables of the pool, filled in place.
-        members: the specs of the tables that share the pool.
-        std: standard deviation of a composed vector, as in ``pool_bound``.
-    """
+    """Draw the tables of a pool in place, by ``pool_bound``."""
     bound = pool_bound(len(tables), members, std)
     with torch.no_grad():
         for table in tables:
@@ -124,9 +111,8 @@ def projection_(matrix: Tensor) -> None:
 def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation) -> None:
     """Draw path networks (section 4.1) as close to the identity as their width allows, plus noise.
 
-    With ``relu``, a direction q passes as ``relu(q x) - relu(-q x)``, so 2 D hidden units carry D dimensions
-    exactly; narrower networks carry as many as they can, scaled to keep the variance. With ``sigmoid``, D units
-    suffice: for the small initial x, it is close to ``1/2 + x / 4``.
+    With ``relu``, a direction q passes as ``relu(q x) - relu(-q x)``: 2 D hidden units carry D dimensions, and fewer
+    carry some, scaled to keep the variance. With ``sigmoid``, close to ``1/2 + x / 4`` for small x, D units suffice.
 
     Args:
         weights: the weights of each layer, ``[G, in, out]`` for G networks of one shape.
@@ -137,23 +123,21 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activ
         return
     d = weights[0].shape[1]
     units = min((w.shape[2] for w in weights[:-1]), default=d)
-    pair = 2 if activation == "relu" and len(weights) > 1 else 1
-    directions = max(1, min(units // pair, d))
-    signs = [1.0, -1.0][: min(pair, units)]
+    signs = (1.0, -1.0)[: min(units, 2 if activation == "relu" and len(weights) > 1 else 1)]
+    directions = min(units // len(signs), d)
+    device = weights[0].device
+    spread = torch.kron(torch.eye(directions, device=device), torch.tensor([signs], device=device))  # to units
+    gain = 1 if activation == "relu" else 4
     with torch.no_grad():
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            carry = torch.zeros(weight.shape[1:], dtype=torch.float32, device=weight.device)
-            if len(weights) == 1:
-                carry.fill_diagonal_(1)
-            elif 0 < i < len(weights) - 1:
-                carry.fill_diagonal_(1 if activation == "relu" else 4)
-            else:  # from directions to units, or back
-                gain = sqrt(d / directions) * (1 if activation == "relu" else 4) if i else 1
-                across = carry.T if i else carry
-                for q in range(directions):
-                    for s, sign in enumerate(signs):
-                        across[q, len(signs) * q + s] = sign * gain
-            values = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1])).add_(carry)
+            if i == 0:
+                carry = spread
+            elif i == len(weights) - 1:
+                carry = spread.T * gain * sqrt(d / directions)
+            else:
+                carry = gain * torch.eye(min(weight.shape[1:]), device=device)
+            values = torch.empty_like(weight, dtype=torch.float32).normal_(0, NOISE / sqrt(weight.shape[1]))
+            values[:, : carry.shape[0], : carry.shape[1]] += carry
             weight.copy_(values)
             bias.zero_()
             if i > 0 and activation == "sigmoid":  # sigmoid(0) is 1/2: subtract the sum that this adds

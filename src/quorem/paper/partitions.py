@@ -18,7 +18,7 @@ from .sizes import balanced_sizes as balanced_sizes
 from .sizes import ceil_div
 from .sizes import coprime_sizes as coprime_sizes
 
-_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,9 @@ def chinese_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
 def overlapping_quotient_remainder(n: int, sizes: Sequence[int]) -> tuple[Partition, ...]:
     """Mixed-radix digits that overlap, so that rows are used even if the tables are larger than ``n`` requires.
 
-    This family is not in the paper. With sizes (1000, 1000, 1000) and n = 10**6, the third digit of the generalized
-    family is always 0. Here the strides s_1 = 1, s_2, ..., s_k grow by integer factors s_(j+1) / s_j <= m_j, until
-    s_k * m_k >= n. The partitions are complementary: the last digit does not wrap, so it fixes a block of s_k ids.
-    That block spans at most m_(k-1) consecutive quotients by s_(k-1), so the digit before it fixes a block of s_(k-1)
-    ids, and so on.
-
-    Table j uses min(m_j, ceil(n / s_j)) of its rows. That is more than half of min(m_j, m_k, n), and often all, since
-    s_k < 2 n / m_k unless n <= m_k (no factor exceeds what was missing, so s_k overshoots by less than a factor of 2).
-    The result equals ``generalized_quotient_remainder`` when the product of ``sizes`` is ``n``.
+    This family is not in the paper. Strides s_1 = 1, s_2, ..., s_k grow by integer factors of at most m_j, until
+    s_k m_k >= n. The last digit does not wrap, so it fixes a block of s_k ids, which spans at most m_(k-1) quotients by
+    s_(k-1), so the digit before it fixes a block of s_(k-1) ids, and so on: the partitions are complementary.
 
     Args:
         n: number of ids.

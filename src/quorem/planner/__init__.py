@@ -15,7 +15,7 @@ How a budget becomes a plan, and the file of each step:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,29 +25,25 @@ from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..ops.state import RULES, check_state_dtype
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
+from ..paper.schemes import RawCounts
 from .budget import parse_bytes, show_bytes
-from .by_count import ALL_NARROW, FEW, MATRICES, NARROWING, Rule
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
 from .footprint import Form, StoredModules
-from .modules import Module, joined_modules, modules_of, with_frequencies
-from .planned import Candidate, Plan, PlannedPool, PlannedTable
+from .modules import Module, module_of, modules_of
+from .planned import Candidate, Plan
 
-__all__ = [
-    "NARROWING",
-    "Plan",
-    "PlannedPool",
-    "PlannedTable",
-    "Rule",
-    "joined_modules",
-    "modules_of",
-    "plan",
-    "plan_modules",
-]
+__all__ = ["Module", "Plan", "module_of", "plan", "plan_modules"]
+
+# D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
+NARROWING = {2: 0.0125, 4: 0.03, 8: 0.07}
+# Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
+FEW, ALL_NARROW = 50, 0.05
+MATRICES = 0.2  # the most of the budget that matrices of narrow rows may take
 
 
 def plan(
-    model_or_tables: nn.Module | Sequence[Table] | Mapping[str, Any],
+    model_or_tables: nn.Module | Sequence[Table],
     budget: int | str,
     *,
     optimizer: Optimizer | None = "adagrad",
@@ -62,15 +58,12 @@ def plan(
     Where the frequencies of all ids are known, the most frequent ids of all tables have rows of their own, less
     frequent ids share one pool of rows, and the rarest ids of each table share one row (``quorem.planner.by_count``).
     Where that would leave too much traffic to shared rows, rows are 2, 4 or 8 times narrower than vectors (``width``).
-    Otherwise small tables stay full, and all tables that shrink have the same number of collisions: one large and one
-    small table each where the budget allows it, and three or four tables of equal size below that
+    Otherwise small tables stay full, and all tables that shrink have the same number of collisions
     (``quorem.planner.evenly``). No table becomes larger than it was.
 
     Args:
-        model_or_tables: one of three. A model: its ``nn.Embedding``, ``nn.EmbeddingBag`` and full quorem tables are
-            planned, named by their path; a shared table is planned once. A sequence of ``quorem.Table`` objects, which
-            one collection will hold. A mapping of names to modules, tables or pairs
-            ``(num_embeddings, embedding_dim)``.
+        model_or_tables: a model: its ``nn.Embedding``, ``nn.EmbeddingBag`` and full quorem tables are planned, named by
+            their path; a shared table is planned once. Or ``quorem.Table`` objects, which one collection will hold.
         budget: bytes, or a string such as ``"512MB"`` or ``"2GiB"``. Rows, maps, layouts and the optimizer's state
             count; the rest of the model does not.
         optimizer: the optimizer whose state counts: ``"sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``,
@@ -103,78 +96,59 @@ def plan(
     for name, options in (("dtypes", dtypes), ("bits", bits)):
         if options is not None and not isinstance(options, Sequence):
             raise TypeError(f"{name} ({options}) must be a sequence, such as ({options},)")
+    if not dtypes or any(dtype not in FLOAT_DTYPES.values() for dtype in dtypes):
+        known = ", ".join(map(str, FLOAT_DTYPES.values()))
+        raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {known}")
+    if state_dtype != "auto":
+        check_choice("state_dtype", state_dtype, StateDtype)
     check_int("row_multiple", row_multiple, 1)
-    modules = modules_of(model_or_tables, dtypes[0] if dtypes else torch.float32)
-    modules = [replace(module, row_multiple=row_multiple) for module in modules]
+    modules = [replace(module, row_multiple=row_multiple) for module in modules_of(model_or_tables, dtypes[0])]
     if not modules:
         raise ValueError(f"model_or_tables ({type(model_or_tables).__name__}) must hold an embedding table")
-    return plan_modules(
-        modules,
-        budget,
-        optimizer=optimizer,
-        frequencies=frequencies,
-        dtypes=dtypes,
-        bits=bits,
-        state_dtype=state_dtype,
-    )
+    return plan_modules(modules, budget, optimizer, frequencies or {}, dtypes, bits, state_dtype)
 
 
 def plan_modules(
     modules: Sequence[Module],
     budget: int | str,
-    *,
     optimizer: Optimizer | None,
-    frequencies: Mapping[str, Tensor] | None = None,
+    frequencies: Mapping[str, Tensor],
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     bits: Sequence[Literal[8, 4]] | None = None,
     state_dtype: StateDtype | Literal["auto"] = "auto",
     reserved: int = 0,
-    rule: Rule = Rule(),  # noqa: B008 - frozen
+    times_narrower: int | None = None,
 ) -> Plan:
-    """``plan`` for tables that are grouped by the module that holds them.
+    """``plan`` for modules; ``reserved`` bytes of the budget are used already, for tables that cannot be planned.
 
-    Args:
-        modules: the tables, by module (``modules_of``).
-        budget: as in ``plan``.
-        optimizer: as in ``plan``.
-        frequencies: as in ``plan``.
-        dtypes: as in ``plan``.
-        bits: as in ``plan``.
-        state_dtype: as in ``plan``.
-        reserved: bytes of the budget that are used already, for tables that cannot be planned.
-        rule: how the budget is divided among counted tables.
+    ``times_narrower``, of tables with counts, tries only one width of rows: 1, 2, 4 or 8 times narrower than vectors.
     """
     size = parse_bytes(budget)
     check_optimizer(optimizer)
-    if not dtypes or any(dtype not in FLOAT_DTYPES.values() for dtype in dtypes):
-        known = ", ".join(map(str, FLOAT_DTYPES.values()))
-        raise ValueError(f"dtypes ({tuple(dtypes)}) must be one or more of {known}")
-    modules = [with_frequencies(module, frequencies or {}) for module in modules]
+    modules = [module.with_frequencies(frequencies) for module in modules]
     tables = [table for module in modules for table in module.tables]
-    if unmatched := sorted(set(frequencies or {}) - {table.name for table in tables}):
+    if unmatched := sorted(set(frequencies) - {table.name for table in tables}):
         raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unmatched))}")
-    counted = all(table.frequencies is not None for table in tables)
+    counted = all(isinstance(table.frequencies, Tensor | RawCounts) for table in tables)
     if bits is None:
         bits = BITS if counted and optimizer is None else ()
     elif bits and (not counted or optimizer is not None):
         raise ValueError(f"bits ({tuple(bits)}) must go with frequencies of every table and optimizer=None")
-    if state_dtype != "auto":
-        check_choice("state_dtype", state_dtype, StateDtype)
     if wrong := sorted(set(bits) - set(BITS)):
         raise ValueError(f"bits ({wrong[0]!r}) must be 8 or 4")
     forms = _forms(modules, optimizer, dtypes, bits, state_dtype)
     tallies = [tally(table) for table in tables] if counted else []
     tried: list[Candidate] = []
 
-    def attempt(form: Form, times_narrower: int = 1, few: int = 0) -> Candidate:
-        stored, left = StoredModules(modules, optimizer, form, dtypes, times_narrower, few), size - reserved
-        if times_narrower > 1 and rule.times_narrower is None and stored.matrix_bytes > MATRICES * left:
+    def attempt(form: Form, times: int = 1, few: int = 0) -> Candidate:
+        stored, left = StoredModules(modules, optimizer, form, dtypes, times, few), size - reserved
+        if times > 1 and times_narrower is None and stored.matrix_bytes > MATRICES * left:
             return Candidate(None, left)
-        tried.append(plan_counted(stored, tallies, left, rule) if counted else plan_evenly(stored, left))
+        tried.append(plan_counted(stored, tallies, left) if counted else plan_evenly(stored, left))
         return tried[-1]
 
     if counted:
-        best = _best_counted(attempt, forms, rule)
+        best = _best_counted(attempt, forms, times_narrower)
     else:
         plans = [candidate.plan for candidate in map(attempt, forms) if candidate.plan is not None]
         best = min(plans, key=lambda planned: planned.cost, default=None)
@@ -198,35 +172,37 @@ def _forms(
 ) -> list[Form]:
     """How numbers may be stored, from the most bytes to the fewest."""
     given: StateDtype = "float32" if state_dtype == "auto" else state_dtype
+    by_row = all(module.sparse for module in modules)
     if given != "float32":
-        if optimizer is None or not all(module.sparse for module in modules):
+        if optimizer is None or not by_row:
             raise ValueError(f"state_dtype ({given!r}) must go with an optimizer that updates rows one by one")
         for module in modules:
             check_state_dtype(optimizer, module.dtype, given)
     sizes = sorted({dtype.itemsize for dtype in dtypes}, reverse=True)
     forms = [Form(itemsize, given) for itemsize in sizes]
     codes = optimizer is not None and "log8" in RULES[optimizer].state_dtypes
-    if state_dtype == "auto" and codes and sizes[-1] == 2 and all(module.sparse for module in modules):
+    if state_dtype == "auto" and codes and sizes[-1] == 2 and by_row:
         forms.append(Form(2, "log8"))
     return forms + [Form(sizes[0], bits=number) for number in sorted(set(bits), reverse=True)]
 
 
-def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], rule: Rule) -> Plan | None:
+def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], times_narrower: int | None) -> Plan | None:
     """The widest form that gives rows to all ids that count; else the fewest bits, and the best width.
 
-    Fewer bits of a number lose next to nothing.
+    Fewer bits of a number lose next to nothing. The narrower rows are, the more ids have their own, but a row of fewer
+    numbers says less: the traffic of ids that share rows, and that which the width is worth, are the least together.
     """
-    candidates: list[tuple[float, Candidate]] = []
-    if rule.times_narrower in (None, 1):
+    costs = []
+    if times_narrower in (None, 1):
         for form in forms:
             candidate = attempt(form)
             if candidate.gives_rows_to_all:
                 return candidate.plan
-        candidates.append((candidate.shared, candidate))
+        costs.append((candidate.shared, candidate.plan))
     for times, share in NARROWING.items():
-        for few in (FEW, 0) if times > 1 and rule.times_narrower in (None, times) else ():
+        for few in (FEW, 0) if times_narrower in (None, times) else ():
             candidate = attempt(forms[-1], times, few)
-            candidates.append((candidate.shared + share + (0 if few else ALL_NARROW), candidate))
+            costs.append((candidate.shared + share + (0 if few else ALL_NARROW), candidate.plan))
     return min(
-        ((share, c.plan) for share, c in candidates if c.plan is not None), key=itemgetter(0), default=(0, None)
+        ((cost, planned) for cost, planned in costs if planned is not None), key=itemgetter(0), default=(0, None)
     )[1]

@@ -11,10 +11,6 @@ UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)}
 def parse_bytes(budget: int | str) -> int:
     """A number of bytes from ``512_000_000``, ``"512MB"`` (a million bytes each) or ``"512MiB"`` (2**20 each).
 
-    Raises:
-        TypeError: if it is neither an integer nor a string.
-        ValueError: if it is not a number of bytes above 0.
-
     >>> parse_bytes("512MB"), parse_bytes("1.5 GiB"), parse_bytes(4096)
     (512000000, 1610612736, 4096)
     """

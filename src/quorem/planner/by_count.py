@@ -4,17 +4,15 @@ A row is worth as much as the traffic of its id, whichever table the id is in. S
 all tables. The most frequent ids are *hot* and have rows of their own. The rarest ids are the *rest* and share one row
 in each table. The ids between are *cold* and share one pool. Let R be the number of rows that the budget pays for.
 
-1. The rest are the ids seen at most ``r`` times, where ``r`` is the smallest number, at least ``rarely``, for which at
-   most ``kept_per_row`` R other ids remain. Where ids seen once come back (``noise``), ``r`` may be 0.
+1. The rest are the ids seen at most ``r`` times, where ``r`` is the smallest number, at least RARELY, for which at most
+   KEPT_PER_ROW * R other ids remain. Where ids seen once come back (``noise``), ``r`` may be 0.
 2. If the other ids all fit, they are hot, and the remaining rows go to further ids by falling count.
-3. Otherwise the pool takes ``pool_share`` of the rows, or less if fewer ids than that are without a row.
+3. Otherwise the pool takes POOL_SHARE of the rows, or less if fewer ids than that are without a row.
 
-Everything is counted in bytes, so that tables may differ in width. The narrower rows are, the more ids have their own,
-but a row of fewer numbers says less: of the widths in ``NARROWING`` the plan takes the one for which the traffic of ids
-that share rows, and that which the width is worth, are the least together; and matrices take at most MATRICES of the
-budget. ``docs/choosing.md`` has measured results.
+Everything is counted in bytes, so that tables may differ in width. ``docs/choosing.md`` has measured results.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -29,45 +27,11 @@ from ..paper.sizes import coprime_sizes, coprime_sizes_for_rows
 
 Integers = NDArray[np.int64]
 PARTITIONS = 2  # rows of the pool that a cold id sums
+POOL_SHARE = 0.6  # the largest share of the rows that the pool may take
+KEPT_PER_ROW = 8.0  # the most hot and cold ids for each row that the budget pays for
+RARELY = 2  # ids seen at most this often are the rest, if not all ids that occur twice can have a row
 SHARED_VISITS = 0.01  # share of visits that may go to ids seen once without a row before rows are served in fewer bits
-# D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
-NARROWING = {1: 0.0, 2: 0.0125, 4: 0.03, 8: 0.07}
-REST_COST = 2.0  # how much worse one row for all ids of the rest that were not seen rarely is than a pool
-# Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
-FEW, ALL_NARROW = 50, 0.05
-MATRICES = 0.2  # the most of the budget that matrices of narrow rows may take
 MOST_UNSEEN = 2**40  # cap on a table's number of unseen ids: more would not change a plan, and could overflow int64
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How the budget is divided.
-
-    Args:
-        pool_share: the largest share of the rows that the pool may take.
-        kept_per_row: the most hot and cold ids for each row that the budget pays for.
-        rarely: ids seen at most this often are the rest, if not all ids that occur twice can have a row.
-        times_narrower: how many times narrower than vectors rows are: 1, 2, 4 or 8. None chooses it (``NARROWING``).
-
-    >>> Rule(pool_share=0.3)
-    Rule(pool_share=0.3, kept_per_row=8.0, rarely=2, times_narrower=None)
-    """
-
-    pool_share: float = 0.6
-    kept_per_row: float = 8.0
-    rarely: int = 2
-    times_narrower: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not 0 < self.pool_share < 1:
-            raise ValueError(f"pool_share ({self.pool_share}) must be in (0, 1)")
-        if not self.kept_per_row >= 1:
-            raise ValueError(f"kept_per_row ({self.kept_per_row}) must be at least 1")
-        if not self.rarely >= 1:
-            raise ValueError(f"rarely ({self.rarely}) must be at least 1")
-        if self.times_narrower not in (None, *NARROWING):
-            raise ValueError(f"times_narrower ({self.times_narrower}) must be None, 1, 2, 4 or 8")
 
 
 class Tally(NamedTuple):
@@ -128,67 +92,39 @@ class Division:
         """Number of rows of each table outside the pools."""
         return np.where(self.is_full, self.hot + self.rest, self.hot + (self.rest > 0))
 
-    @cached_property
-    def lists(self) -> tuple[Integers, Integers]:
-        """Lengths of the lists of hot and of cold ids of each table, if its ids are not in order of frequency.
 
-        -1 where there is no list: without a rest, all that is not hot is cold.
-        """
-        none = self.is_full | (self.own == 0)
-        return np.where(none, -1, self.hot), np.where(none | (self.rest == 0), -1, self.cold)
-
-    @cached_property
-    def listed(self) -> Integers:
-        """Number of ids of each table that must be listed if its ids are not in order of frequency."""
-        return np.maximum(self.lists[0], 0) + np.maximum(self.lists[1], 0)
-
-
-def most_index_bytes(lists: Sequence[Integers], size: Integers, module_of: Integers) -> Integers:
+def most_index_bytes(lists: Integers, size: Integers, module_of: Integers) -> Integers:
     """The most bytes that indices over lists of ids take in each module (``ops.words``).
 
-    Args:
-        lists: lengths of lists, for each table; -1 if there is none.
-        size: number of ids of each table.
-        module_of: number of the module that holds each table.
+    ``lists`` are lengths ``[2, T]``, as ``CountedTables.lists`` has them; ``size`` is the number of ids of each table.
     """
     modules = int(module_of.max()) + 1
 
     def total(of_table: NDArray[Any]) -> NDArray[Any]:
         return np.bincount(module_of, of_table, modules).astype(np.int64)
 
-    entries = 4 * total(np.maximum(lists, 0).sum(0))
-    least = np.zeros(0)
+    entries, lower = 4 * total(np.maximum(lists, 0).sum(0)), np.zeros_like(lists)
+    least = np.full(modules, 2**62)
     for levels in range(1, MOST_LEVELS + 1):
-        words = np.zeros(len(size), np.int64)
-        for length in lists:
-            lower = [np.minimum(length, (size - 1 >> DIGIT * level) + 1) + 1 for level in range(1, levels)]
-            words += np.where(length >= 0, sum(lower, np.zeros_like(size)) + (size - 1 >> DIGIT * levels) + 2, 0)
-        taken = total(8 * words)
-        least = np.where(taken <= entries, np.minimum(taken, entries), np.inf) if levels == 1 else least
-        least = np.minimum(least, np.maximum(taken, entries))
-    return np.where(entries > 0, least, 0).astype(np.int64)
+        top = (size - 1 >> DIGIT * levels) + 1
+        taken = total(8 * np.where(lists >= 0, lower + top + 1, 0).sum(0))
+        least = np.minimum(least, taken if levels == 1 else np.maximum(taken, entries))
+        lower += np.minimum(lists, top) + 1
+    return np.where(entries > 0, least, 0)
 
 
 class CountedTables:
-    """The tables of a plan as arrays, and divisions of them.
-
-    Args:
-        tables: in order.
-        row: bytes of a row of each table, with the optimizer's state.
-        listed: bytes of an entry in the lists of hot and cold ids; 0 for tables whose ids are in order of frequency.
-        group: number of the pool that the cold ids of each table would share.
-        overhead: gives the bytes of a division that are neither rows nor lists of ids.
-    """
+    """The tables of a plan as arrays, and divisions of them."""
 
     def __init__(
         self,
         tables: Sequence[Tally],
-        row: Integers,
-        listed: Integers,
-        group: Integers,
-        overhead: Callable[[Division], int],
+        row: Integers,  # bytes of a row of each table, with the optimizer's state
+        entry: Integers,  # bytes of an entry in the lists of hot and cold ids; 0 if ids are in order of frequency
+        group: Integers,  # number of the pool that the cold ids of each table would share
+        overhead: Callable[[Division], int],  # bytes of a division that are neither rows nor lists of ids
     ) -> None:
-        self.size, self.row, self.listed, self.group = np.array([table.size for table in tables]), row, listed, group
+        self.size, self.row, self.entry, self.group = np.array([table.size for table in tables]), row, entry, group
         self.num_groups = int(group.max()) + 1
         self.group_row = np.ones(self.num_groups, np.int64)
         self.group_row[group] = row  # equal in all tables of a group
@@ -210,15 +146,10 @@ class CountedTables:
         once, twice = (int(self.ids[self.value == count].sum()) for count in (1, 2))
         return 2 * twice / max(once, 1)
 
-    def full(self) -> Division:
-        """Every table is stored in full."""
-        none = np.zeros_like(self.size)
-        return Division(self.size, none, none, np.zeros(self.num_groups, np.int64))
-
     def without_pool(self, num_hot: int) -> Division:
         """The first ``num_hot`` ids are hot, all others the rest."""
         hot = self._first(num_hot, self.ids, self.ends)
-        return self._none_grows(Division(hot, np.zeros_like(hot), self.size - hot, np.zeros(self.num_groups, np.int64)))
+        return self._none_grows(Division(hot, np.zeros_like(hot), self.size - hot, np.zeros_like(self.group_row)))
 
     def with_pool(self, num_hot: int, threshold: float, pool_bytes: float) -> Division:
         """Of the ids with a count above ``threshold`` the first ``num_hot`` are hot, the others cold."""
@@ -226,23 +157,36 @@ class CountedTables:
         kept = np.bincount(self.number, ids, len(self.size)).astype(np.int64)
         hot = self._first(num_hot, ids, np.cumsum(ids))
         cold = kept - hot
-        pools = np.zeros(self.num_groups, np.int64)
+        pools = np.zeros_like(self.group_row)
         cold_bytes = np.bincount(self.group, cold * self.row, self.num_groups)
         for g in np.flatnonzero(cold_bytes).tolist():
             row, num_cold = int(self.group_row[g]), int(cold_bytes[g]) // int(self.group_row[g])
-            rows = max(fewest_pool_rows(num_cold), int(pool_bytes * (cold_bytes[g] / cold_bytes.sum())) // row)
+            least = fewest_pool_rows(Mixing.covering(num_cold).bits)
+            rows = max(least, int(pool_bytes * (cold_bytes[g] / cold_bytes.sum())) // row)
             if rows >= num_cold:  # then they may as well have rows of their own
                 hot, cold = np.where(self.group == g, kept, hot), np.where(self.group == g, 0, cold)
             else:
                 pools[g] = sum(coprime_sizes_for_rows(rows, PARTITIONS))
         return self._none_grows(Division(hot, cold, self.size - kept, pools))
 
+    def lists(self, division: Division) -> Integers:
+        """Lengths of the lists of hot and of cold ids of each table, ``[2, T]``; -1 where there is no list.
+
+        Without a rest there is none of cold ids: all that is not hot is cold.
+        """
+        none = division.is_full | (division.own == 0) | (self.entry == 0)
+        return np.where([none, none | (division.rest == 0)], -1, [division.hot, division.cold])
+
+    def list_bytes(self, division: Division) -> Integers:
+        """Bytes of the lists of each table."""
+        return np.maximum(self.lists(division), 0).sum(0) * self.entry
+
     def _none_grows(self, division: Division) -> Division:
         """The division with tables in full that would not be smaller otherwise, because of their lists."""
-        lists = np.where(self.listed > 0, np.stack(division.lists), -1)
-        listed = np.maximum(lists, 0).sum(0)
-        index = most_index_bytes(list(lists), self.size, np.arange(len(self.size))) * np.maximum(self.listed // 4, 1)
-        grows = (listed > 0) & (division.own * self.row + listed * self.listed + index >= self.size * self.row)
+        listed = self.list_bytes(division)
+        index = most_index_bytes(self.lists(division), self.size, np.arange(len(self.size)))
+        smaller = division.own * self.row + listed + index * np.maximum(self.entry // 4, 1)
+        grows = (listed > 0) & (smaller >= self.size * self.row)
         if not grows.any():
             return division
         cold = np.where(grows, 0, division.cold)
@@ -261,27 +205,28 @@ class CountedTables:
     def bytes(self, division: Division) -> int:
         """Bytes that a division takes."""
         rows = int((division.own * self.row).sum() + (division.pools * self.group_row).sum())
-        return rows + int((self.listed * division.listed).sum()) + self.overhead(division)
+        return rows + int(self.list_bytes(division).sum()) + self.overhead(division)
 
 
-def divide(tables: CountedTables, budget: int, rule: Rule) -> Division | None:
-    """Divide the ids by the rule within a budget; None if the budget does not pay for one row for each table."""
-    full = tables.full()
+def divide(tables: CountedTables, budget: int) -> Division | None:
+    """Divide the ids within a budget; None if it does not pay for one row for each table."""
+    none = np.zeros_like(tables.size)
+    full = Division(tables.size, none, none, np.zeros_like(tables.group_row))
     if tables.bytes(full) <= budget:
         return full
     num_seen = int(tables.ids[tables.value > 0].sum())
     unpooled = _most_hot(tables.without_pool, num_seen, tables, budget)
     if unpooled is None:
         return None
-    least = float(rule.rarely) if noise(tables) else 0.0
+    least = float(RARELY) if noise(tables) else 0.0
     space = budget - tables.overhead(tables.with_pool(0, least, 0.0))
-    for threshold in _thresholds(tables, least, space, rule):
-        left = space - float(threshold.list_bytes)
-        num_kept = int(tables.ids[tables.value > threshold.limit].sum())
-        if threshold.row_bytes <= left or int(unpooled.hot.sum()) >= num_kept:
+    for threshold, row_bytes, list_bytes in _thresholds(tables, least, space):
+        left = space - float(list_bytes)
+        num_kept = int(tables.ids[tables.value > threshold].sum())
+        if row_bytes <= left or int(unpooled.hot.sum()) >= num_kept:
             return unpooled
-        pool_bytes = min(rule.pool_share, float(threshold.row_bytes) / left - 1) * left
-        with_pool = partial(tables.with_pool, threshold=threshold.limit, pool_bytes=pool_bytes)
+        pool_bytes = min(POOL_SHARE, float(row_bytes) / left - 1) * left
+        with_pool = partial(tables.with_pool, threshold=threshold, pool_bytes=pool_bytes)
         division = _most_hot(with_pool, num_kept, tables, budget)
         if division is not None:
             return division
@@ -314,18 +259,11 @@ def _num_without_row(tables: CountedTables, division: Division, threshold: float
     return int(np.where(division.is_full, 0, np.maximum(kept.hot + kept.cold - division.hot, 0)).sum())
 
 
-class Threshold(NamedTuple):
-    """A count up to which ids are the rest, and what the other ids would take."""
+def _thresholds(tables: CountedTables, least: float, space: int) -> Iterator[tuple[float, int, int]]:
+    """Counts up to which ids may be the rest, rising from ``least``, and the bytes of rows and lists of the other ids.
 
-    limit: float
-    row_bytes: int  # bytes of one row for each id above
-    list_bytes: int  # bytes of the lists of these ids
-
-
-def _thresholds(tables: CountedTables, least: float, space: int, rule: Rule) -> Iterator[Threshold]:
-    """The thresholds to try, rising from ``least``, with at most ``kept_per_row`` ids above for each row of ``space``.
-
-    With fewer cold ids the pool needs fewer rows, so distances double: the 1st, 2nd, 4th, 8th, ... are tried.
+    There are at most KEPT_PER_ROW other ids for each row of ``space``. With fewer cold ids the pool needs fewer rows,
+    so distances double: the 1st, 2nd, 4th, 8th, ... are tried.
     """
     counts = np.unique(np.append(tables.value[tables.value > least], least))
     order = np.argsort(tables.value)
@@ -335,12 +273,12 @@ def _thresholds(tables: CountedTables, least: float, space: int, rule: Rule) -> 
         total = np.concatenate([[0], np.cumsum((tables.ids * bytes_of_id[tables.number])[order])])
         return np.asarray(total[-1] - total[below])
 
-    rows, lists = bytes_above(tables.row), bytes_above(tables.listed)
-    fitting = np.flatnonzero((rows <= rule.kept_per_row * (space - lists)) & (lists < space)).tolist()
+    rows, lists = bytes_above(tables.row), bytes_above(tables.entry)
+    fitting = np.flatnonzero((rows <= KEPT_PER_ROW * (space - lists)) & (lists < space)).tolist()
     position = 1
     while position <= len(fitting):
         i = fitting[position - 1]
-        yield Threshold(float(counts[i]), int(rows[i]), int(lists[i]))
+        yield float(counts[i]), int(rows[i]), int(lists[i])
         position *= 2
 
 
@@ -348,29 +286,18 @@ def _most_hot(
     division_with: Callable[[int], Division], most: int, tables: CountedTables, budget: int
 ) -> Division | None:
     """The division with the most hot ids that fits the budget; None if not even one without hot ids fits."""
-    best = division_with(0)
-    if tables.bytes(best) > budget:
-        return None
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        division = division_with(middle)
-        if tables.bytes(division) <= budget:
-            low, best = middle, division
-        else:
-            high = middle
-    return best
 
+    def fits(num_hot: int) -> bool:
+        return tables.bytes(division_with(num_hot)) <= budget
 
-def fewest_pool_rows(num_cold: int) -> int:
-    """Rows of the smallest pool in which each of ``num_cold`` ids has a combination of rows of its own.
-
-    >>> fewest_pool_rows(10_000)
-    257
-    """
-    return _fewest_rows(Mixing.covering(num_cold).bits)
+    return division_with(most - bisect_left(range(most, 0, -1), True, key=fits)) if fits(0) else None
 
 
 @lru_cache(maxsize=64)
-def _fewest_rows(bits: int) -> int:
+def fewest_pool_rows(bits: int) -> int:
+    """Rows of the smallest pool in which each of ``2**bits`` ids has a combination of rows of its own.
+
+    >>> fewest_pool_rows(14)
+    257
+    """
     return sum(coprime_sizes(2**bits, PARTITIONS))

@@ -7,13 +7,13 @@ smallest leave no room for it. The number of collisions is found by bisection.
 """
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
 
 from ..paper.schemes import QR, Full, GeneralizedQR, Scheme
-from ..paper.sizes import balanced_sizes
-from .by_count import Integers
+from ..paper.sizes import balanced_sizes, ceil_div
 from .footprint import StoredModules
 from .planned import Candidate
 
@@ -21,74 +21,56 @@ FEW = 1000  # ids of a small table, which is not worth shrinking
 TIMES_SMALLER = 20  # than the largest table
 
 
-class EvenSizes(NamedTuple):
-    """Rows and stored tables of each table for one number of collisions."""
+class Choice(NamedTuple):
+    """A scheme for a table, its rows, and the number of tables that they are stored in."""
 
-    collisions: Integers  # of QR, where it has two stored tables
-    rows: Integers
-    tables: Integers
+    scheme: Scheme
+    rows: int
+    tables: int
 
-    def scheme(self, t: int, fewest: int) -> Scheme:
-        """The scheme of table ``t``; ``fewest`` rows tell its ids apart."""
-        if self.tables[t] == 1:
-            return Full()
-        if self.tables[t] == 2:
-            return QR(int(self.collisions[t]))
-        rows = int(self.rows[t])
-        return GeneralizedQR(int(self.tables[t]), num_rows=None if rows == fewest else rows)
+
+def fewest_rows(n: int, collisions: int) -> Choice:
+    """The scheme with the fewest rows for ``n`` ids and so many collisions.
+
+    >>> [fewest_rows(n, collisions).scheme for n, collisions in ((3, 4), (10_000, 4), (10_000, 400))]
+    [Full(), QR(num_collisions=4), GeneralizedQR(num_partitions=4)]
+    """
+    root = math.isqrt(n)
+    of_qr = min(collisions, root)
+    large = ceil_div(n, of_qr)
+    choices = [Choice(Full(), n, 1), Choice(QR(of_qr), large + ceil_div(n, large), 2)]
+    for k in (3, 4) if collisions > root else ():
+        fewest = sum(balanced_sizes(n, k))
+        rows = max(fewest, ceil_div(n, collisions))
+        choices.append(Choice(GeneralizedQR(k, num_rows=None if rows == fewest else rows), rows, k))
+    return min(choices, key=lambda choice: choice.rows)
 
 
 def plan_evenly(stored: StoredModules, budget: int) -> Candidate:
-    """Plan with the fewest collisions that fit the budget.
-
-    Args:
-        stored: the tables.
-        budget: bytes.
-    """
-    n = np.array([table.num_embeddings for table in stored.tables])
-    roots = np.array([math.isqrt(number) for number in n.tolist()])
-    fewest = {k: np.array([sum(balanced_sizes(number, k)) for number in n.tolist()]) for k in (3, 4)}
-
-    most = int(n.max())
+    """Plan with the fewest collisions that fit the budget."""
+    sizes = [table.num_embeddings for table in stored.tables]
+    most = max(sizes)
     few = min(FEW, most // TIMES_SMALLER)
+    last = most + few + 1
 
-    def sizes_at(step: int) -> EvenSizes:
+    def choices_at(step: int) -> list[Choice]:
         """Up to step ``most`` only large tables shrink; then small ones do."""
-        collisions = np.where(n > few, min(step, most), max(step - most, 1))
-        of_qr = np.maximum(np.minimum(collisions, roots), 1)
-        large = -(-n // of_qr)
-        rows, tables = large + -(-n // large), np.full_like(n, 2)
-        for k, least in fewest.items():
-            equal = np.maximum(-(-n // collisions), least)
-            is_smaller = (collisions > roots) & (equal < rows)
-            rows, tables = np.where(is_smaller, equal, rows), np.where(is_smaller, k, tables)
-        is_full = (rows >= n) | (collisions == 1)
-        return EvenSizes(of_qr, np.where(is_full, n, rows), np.where(is_full, 1, tables))
+        return [fewest_rows(n, min(step, most) if n > few else max(step - most, 1)) for n in sizes]
 
-    def bytes_of(sizes: EvenSizes) -> int:
-        own = sizes.rows * stored.row + sizes.tables * stored.table_state
-        return int(own.sum()) + sum(stored.shared(sizes.tables))
+    def bytes_at(step: int) -> int:
+        rows, tables = np.array([(choice.rows, choice.tables) for choice in choices_at(step)]).T
+        return int((rows * stored.row + tables * stored.table_state).sum()) + sum(stored.shared(tables))
 
-    low, high = 1, most + few + 1
-    full, smallest = sizes_at(low), sizes_at(high)
-    least = min(bytes_of(full), bytes_of(smallest))
+    whole = bytes_at(1)
+    least = min(whole, bytes_at(last))
     if budget < least:
         return Candidate(None, least)
-    best = smallest
-    if bytes_of(full) <= budget:
-        best, high = full, low
-    while high - low > 1:
-        middle = (low + high) // 2
-        sizes = sizes_at(middle)
-        if bytes_of(sizes) <= budget:
-            high, best = middle, sizes
-        else:
-            low = middle
-    entries = []
-    for t, number in enumerate(n.tolist()):
-        rows, tables = int(best.rows[t]), int(best.tables[t])
-        scheme = best.scheme(t, int(fewest[tables][t]) if tables in fewest else 0)
-        large = scheme.spec(number, 1).partitions[0].size
-        why = "fits as it is" if tables == 1 else f"about {number / large:,.0f} ids share a row of each large table"
-        entries.append(stored.planned_table(t, scheme, rows, tables, cost=1 - large / number, why=why))
-    return Candidate(stored.plan(entries, budget, best.tables), least)
+    falling = range(last - 1, 1, -1)
+    step = 1 if whole <= budget else last - bisect_left(falling, True, key=lambda step: bytes_at(step) > budget)
+    choices, entries = choices_at(step), []
+    for t, (n, (scheme, rows, tables)) in enumerate(zip(sizes, choices, strict=True)):
+        large = scheme.spec(n, 1).partitions[0].size
+        why = "fits as it is" if tables == 1 else f"about {n / large:,.0f} ids share a row of each large table"
+        entries.append(stored.planned_table(t, scheme, rows, tables, cost=1 - large / n, why=why))
+    shared = stored.shared(np.array([choice.tables for choice in choices]))
+    return Candidate(stored.plan(entries, budget, shared), least)

@@ -9,7 +9,7 @@ matrices of narrow rows, have that of ``torch.optim``.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from ..modules import meaning
 from ..modules.id_rules import RULE_COLUMNS
 from ..ops import replay
-from ..ops.codes import row_bytes
+from ..ops.codes import NARROW, code_bytes, stored_shape
 from ..ops.layout import PART_COLUMNS, SLOT_COLUMNS
 from ..ops.state import RULES, row_state_bytes
 from ..optimizer_names import Optimizer, StateDtype
@@ -28,95 +28,38 @@ from .modules import Module
 from .planned import Plan, PlannedPool, PlannedTable
 
 
-class Rate(NamedTuple):
-    """Bytes that a table takes for each row and for each stored table."""
-
-    row: int  # in the module, for each row
-    row_state: int  # in the optimizer's state, for each row
-    table_state: int  # in the optimizer's state, for each stored table
-
-
 @dataclass(frozen=True)
-class TrainedStorage:
-    """How the tables of one module are stored and trained.
+class StateBytes:
+    """The bytes that an optimizer keeps for a parameter."""
 
-    Args:
-        widths: width of the rows of each table.
-        num_features: number of features that read each table.
-        dtype: dtype of the rows.
-        sparse: whether rows are updated one by one (sparse gradients, or in the backward pass).
-        optimizer: the optimizer whose state counts; None for none.
-        bits: bits of a stored number, where rows are quantized after training; else 0.
-        has_id_rules: whether a table takes raw or unknown ids: then each feature has a rule (``modules.id_rules``).
-        lags: whether rows may lag behind, under an optimizer of ``quorem.optim``.
-        state_dtype: dtype of the optimizer's state of rows that are updated one by one.
-        num_ids: of all tables.
-    """
-
-    widths: tuple[int, ...]
-    num_features: tuple[int, ...]
-    dtype: torch.dtype
-    sparse: bool
     optimizer: Optimizer | None
-    bits: int = 0
-    has_id_rules: bool = False
-    lags: bool = True
-    state_dtype: StateDtype = "float32"
-    num_ids: int = 0
+    dtype: torch.dtype  # of the parameter
+    sparse: bool  # whether rows are updated one by one (sparse gradients, or in the backward pass)
+    lags: bool = True  # whether rows may lag behind, under an optimizer of ``quorem.optim``
+    state_dtype: StateDtype = "float32"  # of rows that are updated one by one
 
-    @cached_property
-    def width(self) -> int:
-        """Width of a row of the parameter that holds all tables: the greatest common divisor of their widths."""
-        return gcd(*self.widths)
+    def row(self, width: int) -> int:
+        """For a row of ``width`` numbers."""
+        if self.optimizer is None:
+            return 0
+        if self.sparse:
+            return row_state_bytes(self.optimizer, width, self.dtype, self.state_dtype, self.lags)
+        return width * self.dtype.itemsize * len(RULES[self.optimizer].averages)
 
-    @cached_property
-    def num_slots(self) -> int:
-        """Number of slots of the layout."""
-        return sum(f * d // self.width for f, d in zip(self.num_features, self.widths, strict=True))
+    @property
+    def table(self) -> int:
+        """For each stored table."""
+        return 16 if self.optimizer is not None and self.sparse and RULES[self.optimizer].by_row else 0
 
-    @cached_property
-    def integer_bytes(self) -> int:
-        """Bytes of an integer of the layout."""
-        return 4 if self.num_ids * max(self.widths) < 2**31 else 8
-
-    def rate(self, width: int) -> Rate:
-        """The bytes of a table with rows of ``width`` numbers, for each row and each stored table."""
-        number = self.dtype.itemsize
-        rows = width // self.width  # rows of the parameter that make up one row of the table
-        row = rows * row_bytes(self.width, self.bits) if self.bits else width * number
-        if self.bits or self.optimizer is None:
-            return Rate(row, 0, 0)
-        rule = RULES[self.optimizer]
-        if not self.sparse:  # the state of torch.optim
-            return Rate(row, width * number * len(rule.averages), 0)
-        row_state = row_state_bytes(self.optimizer, self.width, self.dtype, self.state_dtype, self.lags)
-        return Rate(row, rows * row_state, 16 if rule.by_row else 0)
-
-    def matrix(self, width: int, embedding_dim: int) -> Rate:
-        """The bytes of the matrix that turns narrow rows into vectors; its state has a number for each of its own."""
-        dense = replace(self, sparse=False, bits=0)
-        row, row_state, _ = dense.rate(embedding_dim)
-        return Rate(width * row, width * row_state, dense.shared_state())
-
-    def shared_state(self) -> int:
-        """Bytes of the optimizer's state that do not depend on the rows."""
+    @property
+    def shared(self) -> int:
+        """For all rows together."""
         if self.optimizer is None:
             return 0
         if not self.sparse:
             return 4 if RULES[self.optimizer].averages else 0  # torch's step
-        if not self.lags or not RULES[self.optimizer].lags:
-            return 8
-        return 8 + replay.history_bytes(self.optimizer, self.dtype)
-
-    def layout(self, most_partitions: int) -> int:
-        """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
-        slots = self.num_slots
-        per_slot = SLOT_COLUMNS + PART_COLUMNS * most_partitions
-        per_table = meaning.COLUMNS + meaning.PART_COLUMNS * most_partitions
-        features = sum(self.num_features)
-        integers = slots * per_slot + per_table * len(self.widths) + 2 * features
-        rules = RULE_COLUMNS * features if self.has_id_rules else 0
-        return self.integer_bytes * integers + 8 * (rules + 1)  # 1: count of invalid ids
+        history = self.lags and RULES[self.optimizer].lags
+        return 8 + (replay.history_bytes(self.optimizer, self.dtype) if history else 0)
 
 
 class Form(NamedTuple):
@@ -127,16 +70,75 @@ class Form(NamedTuple):
     bits: int = 0  # of a number after training; 0 keeps the dtype
 
 
+@dataclass(frozen=True, eq=False)
+class StoredModule:
+    """The tables of one module, with rows of the given ``widths`` in one parameter, and the bytes that they take."""
+
+    module: Module
+    widths: list[int]
+    state: StateBytes
+    bits: int = 0  # as in ``Form``
+
+    @cached_property
+    def width(self) -> int:
+        """Width of a row of the parameter that holds all tables."""
+        return gcd(*self.widths)
+
+    @cached_property
+    def integer_bytes(self) -> int:
+        """Bytes of an integer of the layout."""
+        num_ids = sum(table.num_embeddings for table in self.module.tables)
+        return 4 if num_ids * max(self.widths) // self.width < 2**31 else 8
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots of the layout, without their parts."""
+        return self.integer_bytes * SLOT_COLUMNS * self._num_slots
+
+    @cached_property
+    def _num_slots(self) -> int:
+        return sum(len(t.features) * d // self.width for t, d in zip(self.module.tables, self.widths, strict=True))
+
+    def row(self, width: int) -> int:
+        """Bytes of a row of ``width`` numbers, without what rows share (``shared_by_rows``)."""
+        if not self.bits:
+            return width * self.state.dtype.itemsize
+        size = code_bytes(self.width, self.bits) if self.width <= NARROW else stored_shape(1, self.width, self.bits)[1]
+        return width // self.width * size
+
+    def shared_by_rows(self, num_rows: int) -> int:
+        """Bytes of so many rows of the least width that ``row`` leaves out: scales of narrow rows in few bits."""
+        if not self.bits:
+            return 0
+        return prod(stored_shape(num_rows, self.width, self.bits)) - num_rows * self.row(self.width)
+
+    def row_state(self, width: int) -> int:
+        """Bytes of the state for such a row."""
+        return width // self.width * self.state.row(self.width)
+
+    def matrix(self, width: int, embedding_dim: int) -> tuple[int, int]:
+        """Bytes of the matrix that turns narrow rows into vectors, and of the state for it."""
+        if width == embedding_dim:
+            return 0, 0
+        dense = replace(self.state, sparse=False)
+        itemsize = 2 if self.bits else dense.dtype.itemsize  # ``quantize_`` rounds it to bfloat16
+        return width * embedding_dim * itemsize, width * dense.row(embedding_dim) + dense.shared
+
+    def layout(self, most_partitions: int) -> int:
+        """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""
+        features = sum(len(table.features) for table in self.module.tables)
+        parts = self.integer_bytes * (PART_COLUMNS * most_partitions * self._num_slots + 2 * features)
+        of_meaning = 4 * meaning.COLUMNS * len(self.widths)
+        has_rules = any(table.raw_ids or table.unknown != "error" for table in self.module.tables)
+        rules = RULE_COLUMNS * features * has_rules
+        return self.slot_bytes + parts + of_meaning + 8 * (rules + 1)  # 1: the count of invalid ids
+
+
 class StoredModules:
     """The tables of all modules, in order, and the bytes that they take.
 
-    Args:
-        modules: the modules before planning.
-        optimizer: the optimizer whose state counts; None for none.
-        form: how the numbers of rows are stored.
-        dtypes: dtypes that rows may have.
-        times_narrower: D / d, where rows have d numbers instead of D.
-        few: ids of a table whose rows are never narrow.
+    ``dtypes`` are those that rows may have; ``times_narrower`` is D / d, where rows have d numbers instead of D; tables
+    of at most ``few`` ids are never narrow.
     """
 
     def __init__(
@@ -144,71 +146,57 @@ class StoredModules:
         modules: Sequence[Module],
         optimizer: Optimizer | None,
         form: Form,
-        dtypes: Sequence[torch.dtype] = (),
+        dtypes: Sequence[torch.dtype],
         times_narrower: int = 1,
         few: int = 0,
     ) -> None:
-        self.modules, self.optimizer, self.form, self.times_narrower = modules, optimizer, form, times_narrower
+        self.optimizer, self.form = optimizer, form
+        self.stored = []
+        for module in modules:
+            dtype = module.dtype
+            if dtype in dtypes and form.itemsize < dtype.itemsize:
+                dtype = next(each for each in dtypes if each.itemsize == form.itemsize)
+            state = StateBytes(optimizer, dtype, module.sparse, module.lags, form.state_dtype)
+            self.stored.append(StoredModule(module, module.widths(times_narrower, few), state, form.bits))
         self.tables = [table for module in modules for table in module.tables]
         self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
-        widths = [module.widths(times_narrower, few) for module in modules]
-        self.widths = [width for of_module in widths for width in of_module]
-        self.storages = [
-            TrainedStorage(
-                tuple(of_module),
-                tuple(table.num_features for table in module.tables),
-                module.row_dtype(dtypes, form.itemsize),
-                module.sparse,
-                optimizer,
-                form.bits,
-                module.has_id_rules,
-                module.lags,
-                form.state_dtype if module.sparse else "float32",
-                sum(table.num_embeddings for table in module.tables),
-            )
-            for module, of_module in zip(modules, widths, strict=True)
-        ]
-        self.rates, self.matrices = [], []
-        for m, table, width in zip(self.module_of.tolist(), self.tables, self.widths, strict=True):
-            storage, dim = self.storages[m], table.embedding_dim
-            self.rates.append(storage.rate(width))
-            self.matrices.append(storage.matrix(width, dim) if width < dim else Rate(0, 0, 0))
-        self.row = np.array([rate.row + rate.row_state for rate in self.rates])  # bytes, the state included
-        self.table_state = np.array([rate.table_state for rate in self.rates])
+        self.copies = np.array([module.copies for module in modules])
+        self.of_table = [self.stored[m] for m in self.module_of.tolist()]
+        self.widths = [width for each in self.stored for width in each.widths]
+        pairs = list(zip(self.of_table, self.widths, strict=True))
+        self.row_state = [each.row_state(width) for each, width in pairs]
+        self.row = np.array([each.row(width) for each, width in pairs]) + self.row_state  # bytes, the state included
+        self.table_state = np.array([each.state.table for each in self.of_table])
+        self.matrices = [each.matrix(d, t.embedding_dim) for (each, d), t in zip(pairs, self.tables, strict=True)]
         self.matrix_bytes = sum(map(sum, self.matrices))
 
-    def shared(self, partitions: Integers) -> tuple[int, int]:
+    def shared(self, partitions: Integers, rows: Sequence[int] | None = None) -> tuple[int, int]:
         """Bytes of the modules, and of the state, that belong to no single table.
 
-        Args:
-            partitions: number of stored tables that an id of each table reads.
+        ``partitions`` is the number of stored tables that an id of each table reads, ``rows`` that of the rows of each
+        module, of its least width, which matters where they are in few bits.
         """
-        most = np.zeros(len(self.storages), np.int64)
+        most = np.zeros(len(self.stored), np.int64)
         np.maximum.at(most, self.module_of, partitions)
-        copies = [module.tables[0].num_modules for module in self.modules]
-        triples = zip(self.storages, most.tolist(), copies, strict=True)
-        layouts = [storage.layout(number) * copies for storage, number, copies in triples]
-        return sum(layouts), sum(storage.shared_state() for storage in self.storages)
+        layouts = np.array([each.layout(number) for each, number in zip(self.stored, most.tolist(), strict=True)])
+        scales = sum(each.shared_by_rows(n) for each, n in zip(self.stored, rows, strict=True)) if rows else 0
+        return int((layouts * self.copies).sum()) + scales, sum(each.state.shared for each in self.stored)
 
     def planned_table(
         self, t: int, scheme: Scheme, rows: int, stored_tables: int, *, list_bytes: int = 0, **more: Any
     ) -> PlannedTable:
         """The plan's entry for table ``t``, stored in so many rows and stored tables of its own."""
-        table, rate, m, matrix = self.tables[t], self.rates[t], self.module_of[t], self.matrices[t]
-        if self.widths[t] < table.embedding_dim:
-            scheme = replace(scheme, width=self.widths[t])
+        table, module, (matrix, matrix_state) = self.tables[t], self.of_table[t], self.matrices[t]
+        n, dim, width = table.num_embeddings, table.embedding_dim, self.widths[t]
         return PlannedTable(
             name=table.name,
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            scheme=scheme,
-            dtype=self.storages[m].dtype,
-            bytes_before=table.num_embeddings * table.embedding_dim * self.modules[m].dtype.itemsize,
-            bytes=rows * rate.row + list_bytes + matrix.row,
-            state_bytes=rows * rate.row_state
-            + stored_tables * rate.table_state
-            + matrix.row_state
-            + matrix.table_state,
+            num_embeddings=n,
+            embedding_dim=dim,
+            scheme=replace(scheme, width=width) if width < dim else scheme,
+            dtype=module.state.dtype,
+            bytes_before=n * dim * module.module.dtype.itemsize,
+            bytes=rows * module.row(width) + list_bytes + matrix,
+            state_bytes=rows * self.row_state[t] + stored_tables * module.state.table + matrix_state,
             **more,
         )
 
@@ -216,12 +204,12 @@ class StoredModules:
         self,
         tables: Sequence[PlannedTable],
         budget: int,
-        partitions: Integers,
+        shared: tuple[int, int],
         pools: Sequence[PlannedPool] = (),
         index_bytes: int = 0,
     ) -> Plan:
-        """The plan of these tables; ``partitions`` is as in ``shared``, ``index_bytes`` those of indices over lists."""
-        layout, state = self.shared(partitions)
+        """The plan of these tables, what they share, and the bytes of indices over lists."""
+        layout, state = shared
         return Plan(
             tables=tuple(tables),
             budget=budget,

@@ -25,44 +25,21 @@ FORMAT = "quorem-plan"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTable:
-    """One table of a plan.
+    """One table of a plan."""
 
-    Args:
-        name: the path of the table's module, or the name of a ``quorem.Table``.
-        num_embeddings: number of ids.
-        embedding_dim: width of an embedding vector.
-        scheme: how the table is to be stored.
-        dtype: dtype of its rows.
-        bytes_before: bytes of the table before planning, without an optimizer's state.
-        bytes: bytes of its rows and lists of ids.
-        state_bytes: bytes that the optimizer keeps for it.
-        cost: traffic of ids that share a row, relative to the traffic of the average table; without counts, the share
-            of ids that share a row.
-        why: the reason for the scheme.
-        visits: how often its ids occur in all, where they are counted.
-        traffic: shares of the visits that go to hot, cold and rest ids.
-        ranked: whether the module must be given ``frequencies`` and stores lists of ids, because the ids are not in
-            order of frequency.
-
-    >>> import quorem
-    >>> planned = quorem.plan([quorem.Table("user", 100_000, 16)], "2MB").tables[0]
-    >>> planned.name, planned.scheme, planned.bytes + planned.state_bytes <= 2_000_000
-    ('user', QR(num_collisions=...), True)
-    """
-
-    name: str
+    name: str  # the path of its module, or the name of a ``quorem.Table``
     num_embeddings: int
     embedding_dim: int
-    scheme: Scheme
-    dtype: torch.dtype
-    bytes_before: int
-    bytes: int
-    state_bytes: int
-    cost: float
-    why: str
-    visits: float = 0.0
-    traffic: tuple[float, float, float] | None = None
-    ranked: bool = False
+    scheme: Scheme  # how it is to be stored
+    dtype: torch.dtype  # of its rows
+    bytes_before: int  # before planning, without an optimizer's state
+    bytes: int  # of its rows and lists of ids
+    state_bytes: int  # that the optimizer keeps for it
+    cost: float  # traffic of ids that share a row, in that of the average table; without counts, the share of such ids
+    why: str  # the reason for the scheme
+    visits: float = 0.0  # how often its ids occur in all, where they are counted
+    traffic: tuple[float, float, float] | None = None  # shares of the visits that go to hot, cold and rest ids
+    ranked: bool = False  # whether it stores lists of ids, made from frequencies: its ids are not in order of these
 
     def __post_init__(self) -> None:
         """Check what a table is made from, which may come from a file."""
@@ -73,33 +50,16 @@ class PlannedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPool:
-    """The rows that cold ids of several tables share.
-
-    Args:
-        name: name of the pool.
-        tables: names of the tables that share it.
-        width: width of its rows.
-        num_rows: number of rows.
-        num_ids: number of cold ids of all its tables.
-        bytes: bytes of its rows.
-        state_bytes: bytes that the optimizer keeps for it.
-        traffic: share of all traffic that goes to its ids.
-
-    >>> import torch, quorem
-    >>> counts = {name: 10_000 // (1 + torch.arange(9000)) for name in ("user", "item")}
-    >>> pool = quorem.plan({name: (9000, 16) for name in counts}, "60kB", frequencies=counts).pools[0]
-    >>> pool.tables, pool.num_ids > pool.num_rows
-    (('user', 'item'), True)
-    """
+    """The rows that cold ids of several tables share."""
 
     name: str
-    tables: tuple[str, ...]
-    width: int
+    tables: tuple[str, ...]  # names of the tables that share it
+    width: int  # of its rows
     num_rows: int
-    num_ids: int
-    bytes: int
-    state_bytes: int
-    traffic: float
+    num_ids: int  # cold ids of all its tables
+    bytes: int  # of its rows
+    state_bytes: int  # that the optimizer keeps for it
+    traffic: float  # share of all traffic that goes to its ids
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -157,12 +117,6 @@ class Plan(Mapping[str, Scheme]):
         """Bytes of the optimizer's state."""
         rows = sum(table.state_bytes for table in self.tables) + sum(pool.state_bytes for pool in self.pools)
         return rows + self.shared_state_bytes
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables and pools."""
-        specs = [table.scheme.spec(table.num_embeddings, table.embedding_dim) for table in self.tables]
-        return sum(rows for spec in specs for rows, _ in spec.shapes) + sum(pool.num_rows for pool in self.pools)
 
     @property
     def cost(self) -> float:
@@ -224,13 +178,13 @@ class Plan(Mapping[str, Scheme]):
 
     def to_json(self) -> str:
         """The plan as JSON text, with a checksum."""
-        tables = [
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["pools"] = [vars(pool) for pool in self.pools]
+        values["tables"] = [
             {**vars(table), "scheme": schemes.to_dict(table.scheme), "dtype": dtype_name(table.dtype)}
             for table in self.tables
         ]
-        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tables", "pools")}
-        options["pools"] = [vars(pool) for pool in self.pools]
-        return json.dumps(files.sealed({"format": FORMAT, "version": 1, **options, "tables": tables}), indent=1)
+        return json.dumps(files.sealed({"format": FORMAT, "version": 1, **values}), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":

@@ -1,6 +1,7 @@
 """``quorem.export``: a model as an ONNX graph, a ``torch.export`` program, or a package of AOTInductor.
 
 While torch traces, quorem's modules run plain torch operators (``modules.plain``), so that none of these needs quorem.
+``export_named`` is what ``quorem export`` writes: named inputs and outputs, for any batch size.
 """
 
 import io
@@ -21,12 +22,16 @@ from torch.utils._pytree import tree_leaves
 
 from ..checks import check_choice
 from ..files.atomic import replacing
+from ..models.network import Network
+from ..modules.bag import EmbeddingBag
+from ..modules.collection import EmbeddingCollection
 from ..modules.lookup import Tables
 
 Format = Literal["onnx", "torch-export", "aot-inductor"]
 UnknownVector = Literal["nan", "zeros"]  # the vector of an id outside its table
 SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch-export"}
 EXTERNAL_BYTES = 2**31 - 2**20  # a protobuf message is limited to 2 GiB; larger weights go to a separate file
+ROWS = 3  # rows of the example that is traced
 
 
 def export(
@@ -168,3 +173,71 @@ def _write_onnx(
         graph.save(Path(folder, path.name), external_data=True)
         for file_name in sorted(os.listdir(folder), key=lambda name: name == path.name):  # the graph last
             os.replace(Path(folder, file_name), path.parent / file_name)
+
+
+class Named(nn.Module):
+    """A module whose output is ``vectors``, or a network that gives ``logits`` and ``probabilities``."""
+
+    def __init__(self, model: nn.Module, is_network: bool) -> None:
+        super().__init__()
+        self.model, self.is_network = model, is_network
+
+    def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Outputs by name."""
+        output = self.model(*inputs)
+        return {"logits": output, "probabilities": output.sigmoid()} if self.is_network else {"vectors": output}
+
+
+def export_named(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    num_dense: int | None = None,
+    format: Format | None = None,
+    unknown: UnknownVector = "nan",
+    jagged: bool = False,
+) -> None:
+    """Write a module or a network with named inputs and outputs (``docs/serve.md`` lists them).
+
+    The model is an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a network that takes dense features and
+    then the inputs of its only module of tables; ``num_dense`` is given for a network of your own. With ``jagged``,
+    bags have any length, given by offsets. Other arguments and errors are those of ``export``.
+    """
+    found = [module for module in model.modules() if isinstance(module, Tables)]
+    if len(found) != 1:
+        raise ValueError(f"model ({type(model).__name__}) has {len(found)} modules of tables but must have one")
+    tables, features = found[0], len(found[0].features)
+    num_dense = model.num_dense if isinstance(model, Network) else num_dense
+    is_network = num_dense is not None
+    if jagged and not isinstance(tables, EmbeddingBag | EmbeddingCollection):
+        raise ValueError(f"jagged ({jagged}) must be False for {type(tables).__name__}, which does not pool")
+    batch, dtype, device = Dim("batch"), torch.promote_types(tables.dtype, torch.float32), tables.live_stored.device
+    shape, sizes = [ROWS], {0: batch}  # of the ids: those of the example, and which may change
+    if jagged:
+        shape, sizes = [2 * ROWS], {0: Dim("values")}
+    elif isinstance(tables, EmbeddingBag):
+        shape, sizes = [ROWS, ROWS + 1], {0: batch, 1: Dim("length")}
+    elif isinstance(model, Network) and not isinstance(tables, EmbeddingCollection):  # one table looks up all columns
+        shape = [ROWS, len(model.embedding_dims)]
+    elif is_network or isinstance(tables, EmbeddingCollection):
+        shape = [ROWS, features]
+    inputs: dict[str, tuple[Tensor, dict[int, Any]]] = {}
+    if num_dense is not None:
+        inputs["dense"] = torch.zeros(ROWS, num_dense, dtype=dtype, device=device), {0: batch}
+    inputs[tables.ids_argument] = torch.zeros(shape, dtype=torch.int64, device=device), sizes
+    if jagged:
+        last = int(not isinstance(tables, EmbeddingBag) or tables.include_last_offset)
+        length: Any = Dim("offsets")
+        if is_network:  # else a size of its own: AOTInductor rounds when it computes the batch size from a derived one
+            length = batch if (features, last) == (1, 0) else features * batch + last
+        inputs["offsets"] = torch.zeros(features * ROWS + last, dtype=torch.int64, device=device), {0: length}
+    export(
+        Named(model, is_network),
+        [tensor for tensor, _ in inputs.values()],
+        path,
+        format=format,
+        dynamic_shapes=(tuple(each for _, each in inputs.values()),),
+        unknown=unknown,
+        input_names=list(inputs),
+        output_names=["logits", "probabilities"] if is_network else ["vectors"],
+    )

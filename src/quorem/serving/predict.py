@@ -3,6 +3,7 @@
 import io
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,12 @@ from typing import Any, NamedTuple
 import polars as pl
 import torch
 
-from ..data import criteo, shape, table
+from ..data import criteo, shape
 from ..data.batches import Batch, ahead
-from ..data.columns import Columns
-from ..data.encoder import Encoder
 from ..data.folder import Progress
 from ..data.malformed import Malformed, ParsedRows
-from ..data.prepare import LABEL
-from ..data.source import Source, open_source
+from ..data.source import LABEL, Source, open_source
+from ..data.text import TextFile
 from ..files.atomic import check_is_file, replacing
 from ..training.metrics import Evaluation, Metrics
 from .scorer import Scorer
@@ -45,8 +44,6 @@ def predict(
     out: str | os.PathLike[str],
     *,
     label: str | None = None,
-    separator: str | None = None,
-    multi_separator: str | None = None,
     max_malformed: int = 0,
     progress: Progress | None = None,
 ) -> Predicted:
@@ -54,13 +51,11 @@ def predict(
 
     Args:
         scorer: the scorer of a run.
-        file: CSV with a header line (plain or gzip) or Parquet, with the run's columns. For a run on Criteo's file,
-            also a file in that format, with or without labels.
+        file: CSV with a header line (plain or gzip) or Parquet, with the columns and separators of the file that was
+            prepared. For a run on Criteo's file, also a file in that format, with or without labels.
         out: file to write, atomically: Parquet if its name ends in ``.parquet``, else CSV. It holds the number and the
             probability of each line (of a Parquet file: row). Numbers start at 1, and the header line counts.
         label: column of labels, as in the data that were prepared, to compute the metrics; None if there is none.
-        separator: separator between the fields of a CSV file; None means that of the file that was prepared.
-        multi_separator: separator between the values of a multi-valued field; None likewise.
         max_malformed: number of malformed lines that may be left out; with one more, it stops.
         progress: called with the stage, the fraction of it that is done, and the rows so far.
 
@@ -83,17 +78,17 @@ def predict(
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)
-    opened = open_source(source, scorer.encoding.separator if separator is None else separator, size=BLOCK_BYTES)
+    opened = open_source(source, scorer.encoding.meta.separator, size=BLOCK_BYTES)
     if Path(out).exists() and os.path.samefile(source, out):
         raise ValueError(f"out ({out}) must be another file than the one that is scored")
     unit, evaluation = opened.unit, Evaluation()
     malformed = Malformed(source.name, max_malformed, unit)
-    counted, before = 0, dict(scorer.encoder.unseen_counts)
+    counted, before = 0, Counter(scorer.encoder.unseen_counts)
 
     def frames() -> Iterator[pl.DataFrame]:
         nonlocal counted
-        rows = _rows(scorer, opened, label, multi_separator, malformed)
-        for numbers, batch, done in ahead(_encoded(scorer.encoder, rows, malformed)):
+        rows = _rows(scorer, opened, label, malformed)
+        for numbers, batch, done in ahead(_encoded(scorer, rows)):
             logits = scorer.logits_of_rows(batch)
             if label is not None:
                 evaluation.update(logits, batch.labels)
@@ -113,37 +108,25 @@ def predict(
             sink.write(f"{unit},probability\n".encode())
             for frame in frames():
                 frame.write_csv(sink, include_header=False)
-    counts = {name: count - before[name] for name, count in scorer.encoder.unseen_counts.items()}
-    unseen = {name: count for name, count in counts.items() if count}
+    unseen = dict(Counter(scorer.encoder.unseen_counts) - before)
     metrics = evaluation.compute() if label is not None and counted else None
     return Predicted(counted, malformed.count, unseen, time.perf_counter() - began, metrics)
 
 
-def _rows(
-    scorer: Scorer, source: Source, label: str | None, multi_separator: str | None, malformed: Malformed
-) -> Iterator[ParsedRows]:
-    encoding = scorer.encoding
-    columns = Columns(
-        label,
-        tuple(encoding.dense),
-        tuple(encoding.categorical),
-        tuple(encoding.bags),
-        multi_separator=encoding.multi_separator if multi_separator is None else multi_separator,
-        positive=encoding.positive,
-        missing=tuple(encoding.missing),
-    )
+def _rows(scorer: Scorer, source: Source, label: str | None, malformed: Malformed) -> Iterator[ParsedRows]:
+    columns = replace(scorer.encoding.meta.columns, label=label)
     features = (*columns.dense, *columns.categorical)
-    if source.text is not None and features == shape.COLUMN_NAMES[1:] and not set(features) <= set(source.schema):
-        source = criteo.criteo_source(source.text)
+    is_criteo = features == shape.COLUMN_NAMES[1:] and not set(features) <= set(source.schema)
+    if is_criteo and isinstance(source.content, TextFile):
+        source = criteo.criteo_source(source.content)
         columns = replace(columns, label="label" if label is not None else None)
-    return table.read_columns(source, columns, malformed)
+    return source.rows(columns, scorer.encoding.meta.transforms, malformed)
 
 
-def _encoded(encoder: Encoder, rows: Iterator[ParsedRows], malformed: Malformed) -> Iterator[tuple[Any, Batch, float]]:
-    """Line numbers, encoded rows and the fraction of the file that is done, without rows with malformed numbers."""
-    for block in ahead(rows):
-        frame, numbers, done = encoder.dense.checked(block, malformed)
-        batch = encoder(frame)
+def _encoded(scorer: Scorer, rows: Iterator[ParsedRows]) -> Iterator[tuple[Any, Batch, float]]:
+    """Line numbers, encoded rows and the fraction of the file that is done."""
+    for frame, numbers, done in ahead(rows):
+        batch = scorer.encoder.encode(frame)
         if LABEL in frame.columns:
             batch = replace(batch, labels=torch.from_numpy(frame[LABEL].to_numpy().copy()))
         yield numbers, batch, done

@@ -1,17 +1,20 @@
 """A finished run as a model that scores raw rows."""
 
+import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_choice
 from ..data.batches import Batch
 from ..data.encoding import read_encoding
-from ..data.prepared import Prepared
+from ..data.prepared import Prepared, tokens_of
+from ..files.atomic import write
 from ..modules.lookup import Tables
-from ..modules.quantize import quantize_
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity, logits_of
 from ..training.run import ENCODING, MODEL, RESULT, read_config, read_model
@@ -39,7 +42,7 @@ class Scorer:
     >>> from quorem.training.loop import train
     >>> folder = tempfile.mkdtemp()
     >>> data = synthesize(ClickLog(cardinalities=(10, 1000), num_dense=1), 300, f"{folder}/log")
-    >>> _ = train(RunConfig(data=data_identity(data), network="deepfm"), data, f"{folder}/run")
+    >>> _ = train(RunConfig(data=data_identity(data)), data, f"{folder}/run")
     >>> Scorer(f"{folder}/run")({"I1": [0.5, None], "C1": [3, 9], "C2": [999, 1]}).shape
     torch.Size([2])
     """
@@ -47,8 +50,7 @@ class Scorer:
     def __init__(
         self, run: str | os.PathLike[str], *, unknown: Literal["error", "missing"] = "error", verify: bool = True
     ) -> None:
-        if unknown not in ("error", "missing"):
-            raise ValueError(f"unknown ({unknown!r}) must be 'error' or 'missing'")
+        check_choice("unknown", unknown, Literal["error", "missing"])
         self.path = Path(run)
         if not (self.path / "run.json").exists():
             raise FileNotFoundError(f"{self.path} is not the folder of a run: run.json is missing")
@@ -61,22 +63,18 @@ class Scorer:
             raise ValueError(
                 f"{self.path / ENCODING} is of other data ({self.encoding.data}) than the run ({self.config.data})"
             )
-        model = read_model(self.path, self.config, len(self.encoding.dense), verify=verify)
+        model = read_model(self.path, self.config, len(self.encoding.meta.columns.dense), verify=verify)
         self.model: nn.Module = model.requires_grad_(False).eval()
         self._unknown = unknown
-        self._encoder: Any = None
 
-    @property
+    @cached_property
     def encoder(self) -> Any:
         """The ``Encoder`` that turns raw rows into batches. It is built, with its vocabularies, on first use."""
-        if self._encoder is None:
-            try:
-                from ..data.encoder import Encoder
-            except ModuleNotFoundError as error:
-                raise ModuleNotFoundError(f'scoring raw rows needs {error.name}: pip install "quorem[data]"') from None
-
-            self._encoder = Encoder(self.encoding, self.texts, unknown=self._unknown, policies=self.policies)
-        return self._encoder
+        try:
+            from ..data.encoder import Encoder
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f'scoring raw rows needs {error.name}: pip install "quorem[data]"') from None
+        return Encoder(self.encoding, self.texts, unknown=self._unknown, policies=self.policies)
 
     @property
     def policies(self) -> dict[str, str]:
@@ -96,11 +94,7 @@ class Scorer:
             TypeError: if ``rows`` is neither a mapping nor a data frame.
             ValueError: if a column is missing, or has values of the wrong type or an unknown value.
         """
-        return self.probabilities(self.encoder(rows))
-
-    def probabilities(self, batch: Batch) -> Tensor:
-        """The probability of a click for each row of an encoded batch."""
-        return self.logits_of_rows(batch).sigmoid()
+        return self.logits_of_rows(self.encoder(rows)).sigmoid()
 
     def logits_of_rows(self, batch: Batch) -> Tensor:
         """Logits of any number of rows, a few at a time."""
@@ -110,7 +104,7 @@ class Scorer:
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         """Logits ``[B]`` as float32, computed in the precision of the run's training."""
-        return logits_of(self.model, batch, self.encoding.categorical, self.config.precision)
+        return logits_of(self.model, batch, self.encoding.meta.columns.categorical, self.config.precision)
 
     def evaluate(self, prepared: Prepared, split: str = "test") -> Metrics:
         """The metrics on a split of the data on which the run was trained.
@@ -128,7 +122,34 @@ class Scorer:
             evaluation.update(self.logits(batch), batch.labels)
         return evaluation.compute()
 
-    def quantize_(self, bits: Literal[8, 4] = 8) -> "Scorer":
-        """Store the rows of the tables in 8 or 4 bits per number (see ``quorem.quantize_``)."""
-        quantize_(self.model, bits)
-        return self
+
+def write_row_rules(path: str | os.PathLike[str], scorer: Scorer, *, jagged: bool) -> None:
+    """Write the JSON file beside an exported run: how a row of raw values becomes the inputs of the graph.
+
+    ``examples/encode_row.py`` follows it in plain Python, and ``docs/serve.md`` describes the fields. ``jagged`` says
+    whether the graph takes bags by offsets.
+    """
+    meta, columns = scorer.encoding.meta, scorer.encoding.meta.columns
+    categorical = []
+    for name, size in zip(columns.categorical, meta.cardinalities, strict=True):
+        column: dict[str, Any] = {"name": name, "size": size, "multi": name in columns.bags}
+        policy = scorer.policies.get(name)
+        column["unknown"] = meta.unknown_id if policy is None else {"rest": -1, "hash": "hash"}[policy]
+        if meta.has_vocabularies:
+            column["vocabulary"] = tokens_of(scorer.texts[name].numpy().tobytes())
+        categorical.append(column)
+    rules = {
+        "format": "quorem-row-rules",
+        "format_version": 1,
+        "jagged": jagged,
+        "dense": [{"name": name, "transform": meta.transforms[name]} for name in columns.dense],
+        "categorical": categorical,
+        "ids": "vocabulary" if meta.has_vocabularies else "none",
+        "first_token": meta.first_token_id or 0,
+        "missing": ["", *columns.missing],
+        "missing_id": 0,
+        "missing_number": 0.0,
+        "separator": meta.separator,
+        "multi_separator": columns.multi_separator,
+    }
+    write(path, json.dumps(rules, indent=1, ensure_ascii=False) + "\n")

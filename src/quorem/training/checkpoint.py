@@ -13,13 +13,9 @@ from torch import Tensor
 from ..files.checked_json import build
 from ..files.tensors import FileKind, TensorFile, write_tensors
 
-KIND = FileKind("quorem-checkpoint", 3)
+KIND = FileKind("quorem-checkpoint", 4)
 KEPT = 2  # checkpoints; with several, the run is not lost if the last one is damaged later
 NAME = re.compile(r"step-(\d+)\.safetensors")
-
-
-class CorruptCheckpointError(ValueError):
-    """The file is cut off, damaged, or not a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,31 +55,26 @@ def saved(folder: Path) -> list[tuple[int, Path]]:
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in a file; raises CorruptCheckpointError if it is cut off, damaged, or not a checkpoint."""
-    try:
-        file = TensorFile(path, KIND)
-        file.verify()
-    except ValueError as error:
-        raise CorruptCheckpointError(str(error)) from None
+    """The checkpoint in a file; raises ValueError if it is cut off, damaged, or not a checkpoint."""
+    file = TensorFile(path, KIND)
     try:
         progress = build(Progress, file.description)
     except ValueError as error:
-        raise CorruptCheckpointError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {error}") from None
     return Checkpoint(progress, {name: tensor.clone() for name, tensor in file.tensors.items()})
 
 
 def latest(folder: Path) -> Checkpoint | None:
     """The latest intact checkpoint, with a warning for each later one that is damaged; None if there are none at all.
 
-    Raises:
-        CorruptCheckpointError: if there are checkpoints, but none is intact.
+    If there are checkpoints, but none is intact, it raises ValueError.
     """
     paths = [path for _, path in saved(folder)]
     for path in paths:
         try:
             return load(path)
-        except CorruptCheckpointError as error:
+        except ValueError as error:
             if path == paths[-1]:
-                raise CorruptCheckpointError(f"no checkpoint is whole: {error}") from None
+                raise ValueError(f"no checkpoint is whole: {error}") from None
             warnings.warn(f"{error}; the one before it is taken", stacklevel=2)
     return None

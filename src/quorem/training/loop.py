@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,9 +19,8 @@ from ..data.prepared import Prepared
 from ..files.provenance import commit, versions
 from ..ops import cpu, gpu
 from .checkpoint import Progress
-from .clock import Clock
 from .config import RunConfig
-from .feed import Feed, steps_per_epoch
+from .feed import Feed
 from .metrics import Evaluation, Metrics
 from .model import build_model
 from .processes import any_of, check_same_step, is_first
@@ -28,6 +28,7 @@ from .run import RunFolder
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
+REPORT_SECONDS = 0.2  # least time between two reports
 EVALUATION_ROWS = {"cpu": 4096, "cuda": 1 << 16}  # rows per batch
 
 
@@ -46,20 +47,32 @@ class Status:
 class Options:
     """What a run does besides training; none of it changes the result.
 
-    Args:
-        checkpoint_seconds: least time between two checkpoints; saving takes at most a tenth of the time.
-        report: called a few times per second with the status of the run.
-        tensorboard: also write the metrics for TensorBoard, which must be installed.
-        keep_model: write the trained model at the end.
-
     >>> Options(checkpoint_seconds=600).keep_model
     True
     """
 
-    checkpoint_seconds: float = 60.0
-    report: Callable[[Status], None] | None = None
-    tensorboard: bool = False
-    keep_model: bool = True
+    checkpoint_seconds: float = 60.0  # least time between two checkpoints; saving takes at most a tenth of the time
+    report: Callable[[Status], None] | None = None  # called a few times per second
+    keep_model: bool = True  # write the trained model at the end
+
+
+class Clock:
+    """Seconds of training in all attempts, without pauses."""
+
+    def __init__(self, earlier_seconds: float) -> None:
+        self.began = time.perf_counter() - earlier_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training."""
+        return time.perf_counter() - self.began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time within this context as training."""
+        start = time.perf_counter()
+        yield
+        self.began += time.perf_counter() - start
 
 
 def train(
@@ -78,7 +91,7 @@ def train(
     Args:
         config: configuration of the run; ``config.data`` must be the ``data_identity`` of the data.
         data: prepared data, or a ``Feed`` of them that several runs share.
-        out: folder of the run, which may be locked already; None writes nothing.
+        out: folder of the run, as a path or as a ``RunFolder`` that the caller has entered; None writes nothing.
         device: where to train; ignored if ``data`` is a ``Feed``, which has a device.
         options: checkpoints and reports.
         stop: once set, the run writes a checkpoint after the current step and raises KeyboardInterrupt.
@@ -100,12 +113,11 @@ def train(
     5
     """
     feed = data if isinstance(data, Feed) else Feed(data, device)
-    with _matrix_products(config.precision):
-        if out is None:
-            return _train(config, feed, None, options, stop)
-        folder = out if isinstance(out, RunFolder) else RunFolder(out, config)
-        with folder if is_first() else contextlib.nullcontext():
-            return folder.result() or _train(config, feed, folder, options, stop)
+    if out is None:
+        return _train(config, feed, None, options, stop)
+    with contextlib.nullcontext(out) if isinstance(out, RunFolder) else RunFolder(out, config) as folder:
+        folder.claim()
+        return folder.result() or _train(config, feed, folder, options, stop)
 
 
 def _train(
@@ -118,67 +130,66 @@ def _train(
     with capturing:
         trial = Trial(config, build_model(config, feed.prepared, feed.device), feed.prepared.names)
     progress = Progress(config=config.to_json()) if folder is None else folder.resume(trial)
-    step = progress.step
+    check_same_step(trial.steps)
     folder = folder if is_first() else None
-    check_same_step(step)
-    num_rows = min(config.max_rows or len(feed.rows["train"]), len(feed.rows["train"]))
-    per_epoch = steps_per_epoch(config, num_rows)
-    steps, first = config.epochs * per_epoch, step
-    clock = Clock(progress.seconds, options.checkpoint_seconds)
-    with _board(folder, options, step) as board:
+    num_rows = len(feed.training_rows(config))
+    per_epoch = math.ceil(num_rows / config.batch_size)
+    last_step = config.epochs * per_epoch
+    clock = Clock(progress.seconds)
+    next_save, next_report = clock.seconds + options.checkpoint_seconds, 0.0
 
-        def log(values: dict[str, Any]) -> None:
-            if folder is not None:
-                folder.log(step, values)
-            if board is not None:
-                for kind, metrics in ({"train": values} if "loss" in values else values).items():
-                    for name, number in metrics.items():
-                        board.add_scalar(f"{kind}/{name}", number, step)
+    def log(values: dict[str, Any]) -> None:
+        if folder is not None:
+            folder.log(trial.steps, values)
 
-        for batches in feed.training(config, step, trial.together, (LOG_EVERY, config.validate_every)):
-            step += trial.step(batches)
-            if step % LOG_EVERY == 0:
-                loss = trial.mean_loss(LOG_EVERY)
-                progress = replace(progress, loss=loss)
-                if not math.isfinite(loss):
-                    raise FloatingPointError(f"the loss is {loss} at step {step}: lower lr ({config.learning_rate})")
-                log({"loss": loss})
-            epoch, ends = step // per_epoch, config.epochs > 1 and step % per_epoch == 0
-            if ends or (config.validate_every and step % config.validate_every == 0 and step < steps):
-                with clock.paused():
-                    validation = evaluate(trial, feed, "validation")
-                if step < steps:
-                    log({"validation": asdict(validation)})
-            if ends:
-                (is_better,) = any_of(feed.device, validation.log_loss < progress.best_loss)
-                if is_better:
-                    progress = replace(progress, best_loss=validation.log_loss, best_epoch=epoch)
-                    trial.keep_best()
-                elif config.patience is not None and epoch - progress.best_epoch >= config.patience:
-                    break
-            is_due = folder is not None and step < steps and clock.save_is_due()
-            stopping, saving = any_of(feed.device, stop is not None and stop.is_set(), is_due)
-            if (stopping or saving) and folder is not None:
-                with clock.paused(saving=True):
-                    folder.save(trial, replace(progress, step=step, seconds=clock.seconds))
-            if stopping:
-                raise KeyboardInterrupt
-            if options.report is not None and (clock.report_is_due() or step == steps):
-                rate = (step - first) * config.batch_size / max(clock.session, 1e-9)
-                options.report(Status(config, step, steps, rate, progress.loss))
-        if feed.device.type == "cuda":
-            torch.cuda.synchronize(feed.device)
-        if progress.best_epoch and progress.best_epoch * per_epoch < step:
-            trial.restore_best()
-        if config.bits is not None:
-            trial.quantize_(config.bits)
-        with clock.paused():
-            final = {name: asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
-        log(final)
-    for name, metrics in final.items():
-        if not math.isfinite(metrics["log_loss"]):
-            raise FloatingPointError(f"the {name} loss is {metrics['log_loss']}: lower lr ({config.learning_rate})")
+    for batches in feed.training(config, trial.steps, trial.together, (LOG_EVERY, config.validate_every)):
+        trial.step(batches)
+        step, epoch = trial.steps, trial.steps // per_epoch
+        is_last, ends_epoch = step == last_step, config.epochs > 1 and step % per_epoch == 0
+        if step % LOG_EVERY == 0:
+            progress = replace(progress, loss=trial.mean_loss(LOG_EVERY))
+            _check_finite(progress.loss, f"the loss is {progress.loss} at step {step}", config)
+            log({"loss": progress.loss})
+
+        if ends_epoch or (config.validate_every and step % config.validate_every == 0 and not is_last):
+            with clock.paused():
+                validation = evaluate(trial, feed, "validation")
+            if not is_last:
+                log({"validation": asdict(validation)})
+        if ends_epoch:
+            (is_better,) = any_of(feed.device, validation.log_loss < progress.best_loss)
+            if is_better:
+                progress = replace(progress, best_loss=validation.log_loss, best_epoch=epoch)
+                trial.keep_best()
+            elif config.patience is not None and epoch - progress.best_epoch >= config.patience:
+                break
+
+        is_due = folder is not None and not is_last and clock.seconds >= next_save
+        stopping, saving = any_of(feed.device, stop is not None and stop.is_set(), is_due)
+        if (stopping or saving) and folder is not None:
+            start = time.perf_counter()
+            with clock.paused():
+                folder.save(trial, replace(progress, step=step, seconds=clock.seconds))
+            next_save = clock.seconds + max(options.checkpoint_seconds, 9 * (time.perf_counter() - start))
+        if stopping:
+            raise KeyboardInterrupt
+        if options.report is not None and (is_last or time.perf_counter() >= next_report):
+            rate = step * config.batch_size / max(clock.seconds, 1e-9)
+            options.report(Status(config, step, last_step, rate, progress.loss))
+            next_report = time.perf_counter() + REPORT_SECONDS
+
+    if feed.device.type == "cuda":
+        torch.cuda.synchronize(feed.device)
+    step = trial.steps
+    if progress.best_epoch and progress.best_epoch * per_epoch < step:
+        trial.restore_best()
+    if config.bits is not None:
+        trial.quantize_(config.bits)
     seconds = clock.seconds
+    final = {name: asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
+    log(final)
+    for name, metrics in final.items():
+        _check_finite(metrics["log_loss"], f"the {name} loss is {metrics['log_loss']}", config)
     result = {
         "config": json.loads(config.to_json()),
         "data": feed.prepared.path.absolute().name,
@@ -201,6 +212,11 @@ def _train(
     return result
 
 
+def _check_finite(loss: float | None, message: str, config: RunConfig) -> None:
+    if loss is not None and not math.isfinite(loss):
+        raise FloatingPointError(f"{message}: lower lr ({config.learning_rate})")
+
+
 def train_many(
     configs: Sequence[RunConfig],
     data: Prepared | Feed,
@@ -215,21 +231,19 @@ def train_many(
 
     Args:
         configs: configurations of the runs.
-        data: prepared data, or a ``Feed`` of them.
+        data: as in ``train``.
         outs: folders of the runs; None writes nothing.
-        device: where to train.
-        options: options of every run.
+        device: as in ``train``.
+        options: as in ``train``, for all runs.
         stop: as in ``train``, for all runs.
         workers: number of runs that train at a time, each in its own thread, and on a GPU in its own stream. On a CPU
-            each worker uses one torch thread: several runs use the cores better than one run with small matrices does.
+            each of several workers uses one torch thread, which suits small matrices.
 
     Returns:
         The results, in the order of ``configs``.
 
     Raises:
-        ValueError: if ``workers`` is below 1, or above 1 though only some runs are in tf32, or there are not as many
-            folders as configurations.
-        KeyboardInterrupt: if stopped.
+        ValueError: if ``workers`` is below 1, or there are not as many folders as configurations.
 
     >>> import tempfile
     >>> from quorem.data import ClickLog, synthesize
@@ -246,12 +260,7 @@ def train_many(
         raise ValueError(f"workers ({workers}) must be at least 1")
     if len(outs) != len(configs):
         raise ValueError(f"outs ({len(outs)}) must be as many as configs ({len(configs)})")
-    if workers > 1 and len({config.precision == "tf32" for config in configs}) > 1:
-        raise ValueError(
-            f"workers ({workers}) must be 1 where only some runs are in tf32: torch has one setting for all"
-        )
-    feed = data if isinstance(data, Feed) else Feed(data, device)
-    stop = stop or threading.Event()
+    feed, stop = data if isinstance(data, Feed) else Feed(data, device), stop or threading.Event()
 
     def train_one(config: RunConfig, out: str | os.PathLike[str] | RunFolder | None) -> dict[str, Any]:
         on_gpu = feed.device.type == "cuda"
@@ -318,28 +327,3 @@ def stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _matrix_products(precision: str) -> Iterator[None]:
-    """Set whether float32 matrices are multiplied in tf32; restore the previous setting afterwards."""
-    previous = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(previous)
-
-
-def _board(folder: RunFolder | None, options: Options, done: int) -> contextlib.AbstractContextManager[Any]:
-    """The writer for TensorBoard; None if that is not wanted.
-
-    Steps after ``done`` are repeated when a run is resumed, so their old metrics are purged.
-    """
-    if not options.tensorboard or folder is None:
-        return contextlib.nullcontext()
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('tensorboard=True needs tensorboard: pip install "quorem[train]"') from None
-    return SummaryWriter(folder.path / "tensorboard", purge_step=done + 1 if done else None)

@@ -1,36 +1,22 @@
 """Metrics of click prediction: log loss, AUC, accuracy, calibration. Updates do not wait for the device."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import nan
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BINS = 15  # of ``calibration_error``
-
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The result of ``Evaluation.compute``.
-
-    Args:
-        rows: number of samples.
-        log_loss: mean binary cross-entropy, in nats.
-        auc: probability that a positive sample scores above a negative one, ties counted half.
-        accuracy: share of samples on the right side of probability 1/2 (a probability of exactly 1/2 predicts 1).
-        calibration: mean prediction divided by mean label; 1 is ideal.
-        calibration_error: mean distance between prediction and label frequency over bins of equal width, weighted by
-            the bins' samples (expected calibration error).
-    """
+    """The result of ``Evaluation.compute``."""
 
     rows: int
-    log_loss: float
-    auc: float
-    accuracy: float
-    calibration: float
-    calibration_error: float
+    log_loss: float  # mean binary cross-entropy, in nats
+    auc: float  # probability that a positive sample scores above a negative one, ties counted half
+    accuracy: float  # share of samples on the right side of probability 1/2 (exactly 1/2 predicts 1)
+    calibration: float  # mean prediction divided by mean label; 1 is ideal
 
 
 class Evaluation:
@@ -49,11 +35,7 @@ class Evaluation:
         self._labels: list[Tensor] = []
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch of logits and labels ``[B]``; nothing is read back from the device.
-
-        Raises:
-            ValueError: if the shapes differ.
-        """
+        """Add a batch of logits and labels ``[B]``; nothing is read back from the device."""
         if logits.shape != labels.shape:
             raise ValueError(f"logits {tuple(logits.shape)} must have the shape of labels {tuple(labels.shape)}")
         # Copies, because a captured graph writes its next batch into the same memory.
@@ -61,11 +43,7 @@ class Evaluation:
         self._labels.append(labels.flatten().clone())
 
     def compute(self) -> Metrics:
-        """The metrics of all batches so far; NaN where a metric is undefined (AUC of a single class).
-
-        Raises:
-            ValueError: if there are no samples, or labels other than 0 and 1.
-        """
+        """The metrics of all batches so far; NaN where a metric is undefined (AUC of a single class)."""
         rows = sum(map(len, self._labels))
         if not rows:
             raise ValueError("an Evaluation must be updated with at least one sample before compute()")
@@ -81,7 +59,6 @@ class Evaluation:
             auc=auc(logits, labels),
             accuracy=int(right.sum()) / rows,
             calibration=float(predicted.sum()) / positives if positives else nan,
-            calibration_error=_calibration_error(predicted, labels),
         )
 
 
@@ -105,14 +82,3 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     below = negative[last]  # negatives up to the end of each group
     twice = (above * (below + F.pad(below[:-1], (1, 0)))).sum()
     return int(twice) / (2 * positives * negatives)
-
-
-def _calibration_error(predicted: Tensor, labels: Tensor) -> float:
-    """The expected calibration error of rising predictions.
-
-    The samples of a bin are adjacent, so they are summed by slices. A scatter could give different results per run.
-    """
-    bin_of = (predicted * BINS).nan_to_num(BINS).long().clamp(max=BINS - 1)
-    ends = torch.searchsorted(bin_of, torch.arange(BINS, device=bin_of.device), right=True).tolist()
-    gap = predicted - labels
-    return sum(abs(float(gap[start:end].sum())) for start, end in pairwise((0, *ends))) / len(predicted)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import threading
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,9 @@ from ..data.prepared import Prepared
 from ..modules.collection import EmbeddingCollection, Table
 from ..paper.schemes import HotCold
 from ..paper.schemes.frequency import comes_by_frequency
-from .config import RowDtype, RunConfig
-from .tables import counts_of, tables_of_run
+from .config import RunConfig
+from .tables import tables_of_run
 
-MOST_RAW_PARAMETERS = 2**33  # per table of raw ids; a scheme that needs more was meant for a vocabulary
 NETWORK = 2**63  # added to the seed for the network, whose initial values so do not depend on the tables
 _seeding = threading.Lock()  # guards torch's global generator
 
@@ -28,25 +28,19 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
 
     The same configuration and data give the same bits on one kind of device. With the same seed, the network's initial
     values are the same for any tables. The state of the global generator is restored.
-
-    Args:
-        config: network, scheme and threshold or plan, width, dtype of the rows and seed.
-        prepared: prepared data, for the names, cardinalities and frequencies of the features.
-        device: device of the model.
-
-    Raises:
-        ValueError: if ``config.data`` is not the identity of ``prepared``.
     """
     if config.data != (name := data_identity(prepared)):
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
     device = torch.device(device)
     tables = tables_of_run(config, prepared.cardinalities, prepared.names)
-    tables = [(_raw_table if prepared.has_raw_ids else _ranked)(table, prepared) for table in tables]
+    tables = [_ranked(table, prepared) for table in tables]
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
         # Prepared ids are in range and have checksums, so the lookup on a GPU need not check them.
-        embeddings = collection_of(tables, config.row_dtype, device)
+        embeddings = EmbeddingCollection(
+            tables, device=device, dtype=getattr(torch, config.row_dtype), on_invalid_id="trust"
+        )
         num_dense = len(prepared.dense_names)
         torch.manual_seed((config.seed + NETWORK) % 2**64)
         return models.build(
@@ -60,23 +54,6 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
         )
 
 
-def collection_of(tables: list[Table], row_dtype: RowDtype, device: torch.device | str) -> EmbeddingCollection:
-    """The tables of a run with rows of that dtype, on whose device ids are not checked."""
-    return EmbeddingCollection(tables, device=device, dtype=getattr(torch, row_dtype), on_invalid_id="trust")
-
-
-def _raw_table(table: Table, prepared: Prepared) -> Table:
-    """The table with raw ids; a ``HotCold`` table ranks them by how often they occur in the training rows."""
-    spec = table.scheme.spec(table.num_embeddings, table.embedding_dim)
-    if spec.num_parameters > MOST_RAW_PARAMETERS:
-        raise ValueError(
-            f"scheme ({table.scheme}) would store {spec.num_parameters:,} numbers for {table.num_embeddings:,} raw ids"
-            f" of {table.name}: GeneralizedQR(num_partitions=4), ChineseRemainder or HotCold store few"
-        )
-    counts = counts_of(prepared, table.name) if spec.num_own else None
-    return dataclasses.replace(table, raw_ids=True, unknown="error", frequencies=counts)
-
-
 def _ranked(table: Table, prepared: Prepared) -> Table:
     """A ``HotCold`` table with its training frequencies, unless its ids are numbered by frequency; others unchanged."""
     if not isinstance(table.scheme, HotCold):
@@ -85,7 +62,7 @@ def _ranked(table: Table, prepared: Prepared) -> Table:
     return table if comes_by_frequency(counts) else dataclasses.replace(table, frequencies=counts)
 
 
-def logits_of(model: nn.Module, batch: Batch, names: list[str], precision: str) -> Tensor:
+def logits_of(model: nn.Module, batch: Batch, names: Sequence[str], precision: str) -> Tensor:
     """Logits ``[B]`` of a batch with the categorical features ``names``, as float32."""
     with autocast(batch.dense.device, precision):
         logits: Tensor = model(batch.dense, *batch.embedding_inputs(names))
@@ -102,6 +79,8 @@ def data_identity(prepared: Prepared) -> str:
 
     It is a hash of the names, cardinalities and split, and of the checksums of all rows.
     """
-    meta = {key: prepared.meta[key] for key in ("num_rows", "dense", "categorical", "bags", "cardinalities", "split")}
-    text = json.dumps([meta, prepared.checksums()], sort_keys=True)
+    meta, columns = prepared.meta, prepared.meta.columns
+    about = {"num_rows": meta.num_rows, "cardinalities": meta.cardinalities, "split": meta.split}
+    about |= {"dense": columns.dense, "categorical": columns.categorical, "bags": columns.bags}
+    text = json.dumps([about, prepared.checksums()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -12,7 +12,6 @@ result.json           the result, which is written last: if it exists, the run i
 import json
 import os
 import warnings
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,58 +29,45 @@ from ..modules.lookup import Tables
 from . import checkpoint
 from .checkpoint import Progress
 from .config import RunConfig
+from .processes import is_first
 from .trial import Trial
 
 RESULT_FORMAT = "quorem-result-1"
 ENCODING, RESULT = "encoding.safetensors", "result.json"
 MODEL, LAYERS = "model.safetensors", "layers.safetensors"
-LAYERS_KIND = FileKind("quorem-layers", 1)
+LAYERS_KIND = FileKind("quorem-layers", 2)
 
 
 class RunFolder:
     """The folder of one run, in which only one process at a time can train: a context manager.
 
-    Args:
-        path: path of the folder, which is created if absent.
-        config: configuration of the run; a folder of another run is refused.
-
-    Raises:
-        ValueError: if the folder belongs to a run with another configuration or other data.
-        FileExistsError: if the folder is not empty, but has no ``run.json``.
-        LockedError: if another process is training in it.
+    Entering it raises LockedError if another process is training in it: after so many ``attempts`` to lock it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: RunConfig) -> None:
-        self.path, self.config = Path(path), config
+    def __init__(self, path: str | os.PathLike[str], config: RunConfig, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
+        self.path, self.config, self.attempts = Path(path), config, attempts
+        self._metrics = self.path / "metrics.jsonl"
         self._lock: files.Lock | None = None
 
-    def lock(self, *, attempts: int = files.LOCK_ATTEMPTS) -> None:
-        """Lock the folder against other processes until ``unlock``; raises LockedError if one is training in it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        message = f"{self.path}: another process is training in this folder"
-        self._lock = files.Lock(self.path / ".lock", message, attempts=attempts)
-
-    def unlock(self) -> None:
-        """Release the lock."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
     def __enter__(self) -> "RunFolder":
-        """Lock the folder unless it is locked already, check that it is of this run, and open its metrics."""
-        with ExitStack() as stack:
-            if self._lock is None:
-                self.lock()
-                stack.callback(self.unlock)
-            self._claim()
-            self._num_lines = 0  # lines in metrics.jsonl
-            self._open_metrics()
-            self._at_exit = stack.pop_all()
+        """Lock the folder; of several processes that train together, the first does it for all."""
+        if is_first():
+            self.path.mkdir(parents=True, exist_ok=True)
+            message = f"{self.path}: another process is training in this folder"
+            self._lock = files.Lock(self.path / ".lock", message, attempts=self.attempts)
         return self
 
-    def _claim(self) -> None:
+    def __exit__(self, *exception: object) -> None:
+        """Unlock the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def claim(self) -> None:
+        """Check that the folder is of this run, or is empty, and remove the drafts of a killed process."""
+        if not is_first():
+            return
         about = self.path / "run.json"
-        for draft in self.path.rglob("*.tmp"):  # of a killed process: this one has locked the folder
+        for draft in self.path.rglob("*.tmp"):
             draft.unlink()
         if about.exists():
             if (earlier := read_config(about)) != self.config:
@@ -91,30 +77,22 @@ class RunFolder:
             raise FileExistsError(f"{self.path} is not the folder of a run: it has {', '.join(strangers[:3])}")
         files.write(about, self.config.to_json() + "\n")
 
-    def __exit__(self, *exception: object) -> None:
-        """Close the metrics, and unlock the folder unless it was locked before ``__enter__``."""
-        self.metrics.close()
-        self._at_exit.close()
-
-    def _open_metrics(self) -> None:
-        path = self.path / "metrics.jsonl"
-        if path.exists():
-            files.check_is_file(path)
-        self.metrics = open(path, "a", encoding="utf-8")  # noqa: SIM115 - see __exit__
-
     def result(self) -> dict[str, Any] | None:
-        """The result if the run is finished, else None."""
-        path = self.path / RESULT
-        return read_result(path) if path.exists() else None
+        """The result if the run is finished, whose checkpoints then go; else None."""
+        if not (self.path / RESULT).exists():
+            return None
+        self._remove_checkpoints()  # the run may have been killed before it did
+        return read_result(self.path / RESULT)
+
+    def _remove_checkpoints(self) -> None:
+        if is_first():
+            for _, old in checkpoint.saved(self.path / "checkpoints"):
+                old.unlink()
 
     def resume(self, trial: Trial) -> Progress:
         """Restore the trial from the latest intact checkpoint, if there is one; returns its progress.
 
-        The process that has locked the folder also drops the metrics of later steps.
-
-        Raises:
-            CorruptCheckpointError: if there are checkpoints, but none is intact.
-            ValueError: if the checkpoint is of another run.
+        The first process also drops the metrics of later steps.
         """
         last, progress = checkpoint.latest(self.path / "checkpoints"), Progress(config=self.config.to_json())
         if last is not None:
@@ -123,44 +101,34 @@ class RunFolder:
                 raise ValueError(f"{self.path} has a checkpoint of another run: {other}")
             progress = last.progress
             trial.restore(progress.step, last.tensors)
-        if self._lock is not None:
-            self._forget_after(progress)
+        if is_first():
+            lines = read_metrics(self._metrics).lines if self._metrics.exists() else []
+            kept = [values for values in lines if values["step"] <= progress.step]
+            if lost := progress.metrics_lines - len(kept):
+                about = f"{lost} of its {progress.metrics_lines} lines up to step {progress.step} are lost"
+                warnings.warn(f"{self._metrics} is damaged: {about}", stacklevel=3)
+            files.write(self._metrics, "".join(map(_line, kept)))
         return progress
-
-    def _forget_after(self, progress: Progress) -> None:
-        """Drop the metrics of later steps, which will be repeated; warn if some of the others are lost."""
-        path = self.path / "metrics.jsonl"
-        lines = [values for values in read_metrics(path).lines if values["step"] <= progress.step]
-        if lost := progress.metrics_lines - len(lines):
-            about = f"{lost} of its {progress.metrics_lines} lines up to step {progress.step} are lost"
-            warnings.warn(f"{path} is damaged: {about}", stacklevel=4)
-        self.metrics.close()
-        files.write(path, "".join(map(_line, lines)))
-        self._num_lines = len(lines)
-        self._open_metrics()
 
     def save(self, trial: Trial, progress: Progress) -> None:
         """Write a checkpoint; the metrics up to it are synced to the disk first."""
-        self.metrics.flush()
-        os.fsync(self.metrics.fileno())
-        progress = replace(progress, metrics_lines=self._num_lines)
+        files.sync(self._metrics)
+        progress = replace(progress, metrics_lines=self._metrics.read_bytes().count(b"\n"))
         checkpoint.save(self.path / "checkpoints", progress, trial.tensors())
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
-        self.metrics.write(_line({"step": step, **values}))
-        self._num_lines += 1
-        self.metrics.flush()
+        with open(self._metrics, "a", encoding="utf-8") as file:
+            file.write(_line({"step": step, **values}))
 
     def finish(self, model: nn.Module | None, prepared: Prepared, result: dict[str, Any]) -> None:
         """Write the model, unless it is None, with its encoding, and the result; remove all checkpoints."""
-        os.fsync(self.metrics.fileno())
+        files.sync(self._metrics)
         if model is not None:
             write_model(self.path, model, self.config)
             write_encoding(self.path / ENCODING, prepared, self.config.data)
         files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
-        for _, old in checkpoint.saved(self.path / "checkpoints"):
-            old.unlink()
+        self._remove_checkpoints()
 
 
 class MetricsFile(NamedTuple):
@@ -177,8 +145,7 @@ def read_metrics(path: Path) -> MetricsFile:
     lines, damaged, text = [], [], path.read_bytes()
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            values = files.unsealed(json.loads(line), required=True)
-            lines.append(values)
+            lines.append(files.unsealed(json.loads(line), required=True))
         except (ValueError, RecursionError):
             damaged.append(number)
     return MetricsFile(lines, damaged, is_final=bool(lines) and "test" in lines[-1])
@@ -228,19 +195,12 @@ def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
 
 
 def read_model(folder: Path, config: RunConfig, num_dense: int, *, verify: bool = True) -> nn.Module:
-    """The model that ``write_model`` wrote. For a custom network, this runs the network's Python file.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if one is damaged, or the network's file has changed since.
-    """
+    """The model that ``write_model`` wrote. For a custom network, this runs the network's Python file."""
     loaded = load(folder / MODEL, verify=verify)
     if not is_custom(config.network):
         return loaded
     model = models.build(config.network, loaded, num_dense=num_dense)
-    file = TensorFile(folder / LAYERS, LAYERS_KIND)
-    if verify:
-        file.verify()
+    file = TensorFile(folder / LAYERS, LAYERS_KIND, verify=verify)
     keys = model.load_state_dict(file.tensors, strict=False)
     missing = [name for name in keys.missing_keys if not name.startswith(_prefixes(model, loaded))]
     if wrong := [*keys.unexpected_keys, *missing]:

@@ -5,42 +5,31 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from torch import Tensor
 
 from ..data.prepared import Prepared
 from ..modules.collection import Table
-from ..modules.id_rules import UnknownIds
+from ..modules.table import UnknownIds
 from ..paper.operations import Operation
-from ..paper.schemes import QR, Composed, Full, Hash, Path, RawCounts, Scheme
+from ..paper.schemes import QR, Composed, Full, Hash, Path, Scheme
 from .config import RunConfig
 
 PAPER_METHODS = ("full", "hash", "feature", "concat", "add", "mult", "path")
 
 
 def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: bool = True) -> Scheme:
-    """The scheme behind a name in the paper's figures and table.
-
-    Args:
-        method: ``"full"``, ``"hash"``, an operation of the quotient-remainder trick, or ``"path"``.
-        num_collisions: number of ids that share a row; has no effect for ``"full"``.
-        hidden: width of the hidden layer of the networks of ``"path"``.
-        force: compress a table even if that does not shrink it, as in the paper.
-
-    Raises:
-        ValueError: if ``method`` is unknown.
+    """The scheme behind a name in the paper's figures and table; ``hidden`` is the width of ``"path"``'s networks.
 
     >>> scheme_of("mult", 60).spec(6000, 16).shapes, scheme_of("hash", 60).spec(6000, 16).shapes
     (((100, 16), (60, 16)), ((100, 16),))
     """
     if method not in PAPER_METHODS:
         raise ValueError(f"method ({method!r}) must be one of {', '.join(map(repr, PAPER_METHODS))}")
-    if method == "full":
-        return Full()
-    if method == "hash":
-        return Hash(num_collisions, force=force)
-    if method == "path":
-        return Path(num_collisions, hidden=(hidden,), force=force)
-    return QR(num_collisions, operation=cast(Operation, method), force=force)
+    others = {
+        "full": Full(),
+        "hash": Hash(num_collisions, force=force),
+        "path": Path(num_collisions, hidden=(hidden,), force=force),
+    }
+    return others.get(method) or QR(num_collisions, operation=cast(Operation, method), force=force)
 
 
 def tables_of(
@@ -54,14 +43,7 @@ def tables_of(
     """One table per feature, stored by ``scheme``; tables of at most ``threshold`` ids stay full.
 
     ``concat`` concatenates K rows of width ``embedding_dim``, so all tables are K times as wide, including the full
-    ones (section 5.1).
-
-    Args:
-        cardinalities: number of ids of each feature.
-        scheme: how the tables above the threshold are stored.
-        threshold: largest table that stays full.
-        embedding_dim: width of a row, D.
-        names: names of the features; ``C1``, ``C2``, ... if None.
+    ones (section 5.1). Features without ``names`` are called ``C1``, ``C2``, ...
 
     >>> [(t.embedding_dim, type(t.scheme).__name__) for t in tables_of([10, 1000], scheme_of("concat"), threshold=20)]
     [(32, 'Full'), (32, 'QR')]
@@ -71,16 +53,13 @@ def tables_of(
     if isinstance(scheme, Composed) and scheme.operation == "concat" and scheme.dims is None and cardinalities:
         width *= len(scheme.partitions_of(max(cardinalities)))
     return [
-        Table(name, n, width, Full(permute=scheme.permute) if n <= threshold else scheme)
+        Table(name, n, width, Full() if n <= threshold else scheme)
         for name, n in zip(names, cardinalities, strict=True)
     ]
 
 
 def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequence[str] | None = None) -> list[Table]:
     """The tables of a run: by its plan, or by one scheme and threshold.
-
-    Raises:
-        ValueError: if the plan does not name exactly the features.
 
     >>> run = RunConfig(data="log", plan={"C1": Full(), "C2": QR(4)})
     >>> [table.scheme for table in tables_of_run(run, [10, 1000])]
@@ -108,14 +87,6 @@ def _with_unknown(table: Table, unknown: str) -> Table:
 def counted_tables(prepared: Prepared, embedding_dim: int) -> list[Table]:
     """Full tables of prepared data with the counts of their training rows, for a planner."""
     return [
-        Table(name, n, embedding_dim, frequencies=counts_of(prepared, name), raw_ids=prepared.has_raw_ids)
+        Table(name, n, embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
         for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
     ]
-
-
-def counts_of(prepared: Prepared, name: str) -> Tensor | RawCounts:
-    """How often each id of a feature occurs in the training rows; for raw ids, only ids that occur."""
-    if not prepared.has_raw_ids:
-        return torch.from_numpy(prepared.frequencies(name))
-    ids, counts = prepared.raw_counts(name)
-    return RawCounts(torch.tensor(ids), torch.from_numpy(counts))

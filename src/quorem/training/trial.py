@@ -4,9 +4,10 @@ On a GPU the loss and the optimizer of the network are compiled, so that a captu
 launches. Runs whose networks have the same shapes share the compiled code.
 """
 
+import math
 import threading
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,37 +32,18 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 capturing = threading.Lock()  # while a graph is captured, no other run may capture, warm up or draw random numbers
 
 
-@dataclass
-class Captured:
-    """One or more steps as a CUDA graph over buffers; ``graph`` is None during the steps before the capture."""
-
-    buffers: Batch
-    steps_before: int
-    graph: torch.cuda.CUDAGraph | None = None
-
-
 class Trial:
     """One model, its optimizers and its step.
 
     Tables are updated within the backward pass, so their gradients are never stored. All other parameters have torch's
     optimizer. On a GPU the network's loss and that optimizer are compiled and captured, unless algorithms must be
-    deterministic, or several processes train together.
-
-    Args:
-        config: optimizer, learning rate, batch size and precision.
-        model: a network of ``models``, or a custom one.
-        names: names of the categorical features, in order.
-
-    Raises:
-        ValueError: if the device does not support the precision.
+    deterministic, or several processes train together. ``names`` are those of the categorical features, in order.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, names: list[str]) -> None:
         self.config, self.model, self.names = config, model, names
         self.embeddings = next(module for module in model.modules() if isinstance(module, Tables))
         self.device = self.embeddings.stored.device
-        if config.precision == "tf32" and self.device.type != "cuda":
-            raise ValueError(f"precision ('tf32') must be 'float32' or 'bfloat16' on {self.device.type}")
         options: dict[str, Any] = {"lr": config.learning_rate}
         if config.state_dtype != "float32":
             options["state_dtype"] = config.state_dtype
@@ -77,31 +59,26 @@ class Trial:
         self._compiled_loss = compiled_loss(model) if self.compiles else None
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)  # since mean_loss was last called
         self.best: dict[str, Tensor] = {}  # the model after the best epoch so far
-        self._captured: dict[int, Captured] = {}  # by number of rows
+        self._captured: dict[int, CapturedSteps] = {}  # by number of rows
 
     @property
     def together(self) -> int:
         """The best number of batches to pass to ``step`` at a time."""
         return STEPS_PER_GRAPH if self.compiles else 1
 
-    def step(self, batches: Batch) -> int:
-        """Train on a batch, or on several in sequence; on a GPU as captured graphs, after a few direct steps.
-
-        Returns:
-            The number of steps.
-        """
-        size, before = self.config.batch_size, self.steps
-        plain = not self.compiles or bool(batches.bags)  # a graph has fixed sizes, and bags do not
-        if not plain and len(batches) == STEPS_PER_GRAPH * size:
-            self._replay(batches)
-        else:
-            for batch in batches.batches(size) if len(batches) > size else [batches]:
-                if plain or len(batch) < size:
-                    self._step(batch)
-                    self.steps += 1
-                else:
-                    self._replay(batch)
-        return self.steps - before
+    def step(self, batches: Batch) -> None:
+        """Train on a batch, or on several in sequence; on a GPU as captured graphs, after a few direct steps."""
+        size, rows = self.config.batch_size, len(batches)
+        captures = self.compiles and not batches.bags  # a graph has fixed sizes, and bags do not
+        is_one = rows <= size or (captures and rows == STEPS_PER_GRAPH * size)
+        for part in [batches] if is_one else batches.batches(size):
+            if captures and len(part) >= size:
+                if len(part) not in self._captured:
+                    self._captured[len(part)] = CapturedSteps(part)
+                self._captured[len(part)].run(self, part)
+            else:
+                self._step(part)
+        self.steps += math.ceil(rows / size)
 
     def _step(self, batch: Batch) -> None:
         loss = self._loss(batch)
@@ -136,7 +113,9 @@ class Trial:
     def quantize_(self, bits: int) -> None:
         """Store the rows of the tables in 8 or 4 bits; no step may follow."""
         self.tables.remove()
-        quantize_(self.embeddings, 8 if bits == 8 else 4)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* no longer trains the tables")
+            quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def keep_best(self) -> None:
         """Remember the model as it is."""
@@ -154,78 +133,45 @@ class Trial:
         self.loss_sum.zero_()
         return mean
 
-    def _replay(self, batches: Batch) -> None:
-        """Train on full batches by replaying their graph; before it is captured, run directly on a side stream."""
-        captured = self._captured.get(len(batches))
-        if captured is None:
-            captured = Captured(batches.take(torch.arange(len(batches), device=self.device)), WARM_UP)
-            self._captured[len(batches)] = captured
-        else:
-            for name in ("labels", "dense", "ids"):
-                getattr(captured.buffers, name).copy_(getattr(batches, name), non_blocking=True)
-        steps = len(batches) // self.config.batch_size
-        self.steps += steps
-        if captured.graph is not None:
-            captured.graph.replay()
-            return
-        with capturing:
-            stream = torch.cuda.Stream(self.device)
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(stream):
-                self._run(captured.buffers)
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            captured.steps_before -= steps
-            if captured.steps_before <= 0:
-                self.dense.zero_grad()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    self._run(captured.buffers)
-                captured.graph = graph
-
-    def _run(self, batches: Batch) -> None:
-        for batch in batches.batches(self.config.batch_size):
-            self._step(batch)
-
     def tensors(self) -> dict[str, Tensor]:
         """The complete state of training, by name. Rows that lag behind are saved as they are, with their state."""
         stored = self.embeddings.live_stored
-        rows = {f"model.embeddings.{name}": table for name, table in self.embeddings.named_tables(in_memory(stored))}
-        layers = {f"model.{name}": p.detach() for name, p in self.model.named_parameters() if p is not stored}
-        state = {f"tables.{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])}
-        dense = {
-            f"dense.{i}.{key}": value
-            for i, values in self.dense.state_dict()["state"].items()
-            for key, value in values.items()
-            if key != "step" and isinstance(value, Tensor)  # the step is the trial's
-        }
-        best = {f"best.{name}": tensor for name, tensor in self.best.items()}
-        random = {"random.cpu": torch.get_rng_state()}
+        random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return rows | layers | state | dense | random | best | {"loss_sum": self.loss_sum}
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        parts: dict[str, dict[str, Tensor]] = {
+            "model": {name: in_memory(p) for name, p in self.model.named_parameters()},
+            "tables": {f"{i}": tensor for i, tensor in enumerate(self.tables.live_state()[stored])},
+            "dense": {
+                f"{i}.{key}": value
+                for i, values in self.dense.state_dict()["state"].items()
+                for key, value in values.items()
+                if key != "step" and isinstance(value, Tensor)  # the step is the trial's
+            },
+            "best": self.best,
+            "random": random,
+            "loss": {"sum": self.loss_sum},
+        }
+        return {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
 
     @torch.no_grad()
     def restore(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state that ``tensors`` returned after a step; call it before the first step.
-
-        Raises:
-            ValueError: if a tensor is missing, or has another shape or dtype.
-        """
+        """Restore the state that ``tensors`` returned after a step; call it before the first step."""
         by_parameter: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("dense."):
-                _, i, key = name.split(".")
-                _check_same(name, tensor, self.layers[int(i)])
+        for full_name, tensor in tensors.items():
+            part, _, name = full_name.partition(".")
+            if part == "best":
+                self.best[name] = tensor.to(self.device)
+            elif part == "dense":
+                i, key = name.split(".")
+                _check_same(full_name, tensor, self.layers[int(i)])
                 by_parameter.setdefault(int(i), {"step": torch.tensor(float(step))})[key] = tensor
         self.dense.load_state_dict({**self.dense.state_dict(), "state": by_parameter})
         self.steps = step
-        best = {name.removeprefix("best."): tensor for name, tensor in tensors.items() if name.startswith("best.")}
-        self.best = {name: tensor.to(self.device) for name, tensor in best.items()}
         for name, target in self.tensors().items():
             _check_same(name, tensors.get(name), target)
             if not name.startswith(("random.", "dense.", "best.")):
                 target.copy_(tensors[name])
-        self.tables.note_rows()
         torch.set_rng_state(tensors["random.cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
@@ -238,6 +184,43 @@ def _check_same(name: str, tensor: Tensor | None, target: Tensor) -> None:
     if (tensor.dtype, tensor.shape) != (target.dtype, target.shape):
         stored, expected = (f"{each.dtype} {list(each.shape)}" for each in (tensor, target))
         raise ValueError(f"{name} is {stored} in the checkpoint and must be {expected}")
+
+
+class CapturedSteps:
+    """Steps on full batches of one number of rows as a CUDA graph over buffers.
+
+    The first few run directly, on a side stream; then the graph is captured, and later ones replay it.
+    """
+
+    def __init__(self, batches: Batch) -> None:
+        self.buffers = batches.take(torch.arange(len(batches), device=batches.labels.device))
+        self.direct_steps = WARM_UP
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, trial: Trial, batches: Batch) -> None:
+        """Train on the batches."""
+        for name in ("labels", "dense", "ids"):
+            getattr(self.buffers, name).copy_(getattr(batches, name), non_blocking=True)
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        with capturing:
+            stream = torch.cuda.Stream(trial.device)
+            stream.wait_stream(torch.cuda.current_stream(trial.device))
+            with torch.cuda.stream(stream):
+                self._steps(trial)
+            torch.cuda.current_stream(trial.device).wait_stream(stream)
+            if self.direct_steps <= 0:
+                trial.dense.zero_grad()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    self._steps(trial)
+                self.graph = graph
+
+    def _steps(self, trial: Trial) -> None:
+        for batch in self.buffers.batches(trial.config.batch_size):
+            trial._step(batch)
+            self.direct_steps -= 1
 
 
 def compiled_loss(model: nn.Module) -> Loss | None:
@@ -254,22 +237,18 @@ def compiled_loss(model: nn.Module) -> Loss | None:
 
 def dense_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """torch's optimizer for parameters with dense gradients. On a GPU ``update_`` takes its step."""
-    torch_class, lr = optim.CLASSES[config.optimizer].torch_class, config.learning_rate
+    torch_class = optim.CLASSES[config.optimizer].torch_class
     on_gpu = any(p.is_cuda for p in parameters)
-    if torch_class is torch.optim.SGD:
-        return torch.optim.SGD(parameters, lr=lr, fused=True)
+    options: dict[str, Any] = {"lr": config.learning_rate, "fused": True}
     if torch_class is torch.optim.Adagrad:
-        return torch.optim.Adagrad(parameters, lr=lr, fused=not on_gpu)
-    options: dict[str, Any] = {"amsgrad": config.optimizer == "amsgrad", "fused": True, "capturable": on_gpu}
-    return torch_class(parameters, lr=lr, **options)
+        options["fused"] = not on_gpu
+    elif torch_class is not torch.optim.SGD:
+        options |= {"amsgrad": config.optimizer == "amsgrad", "capturable": on_gpu}
+    return torch_class(parameters, **options)
 
 
 def update_(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step that a CUDA graph can capture.
-
-    torch's Adagrad without options is five launches for its update, of a few large blocks each; compiled, it is one.
-    Its count of steps has no effect on the update and is not increased.
-    """
+    """Take a step that a CUDA graph can capture; Adagrad's is compiled to one launch, and does not count its steps."""
     if not isinstance(optimizer, torch.optim.Adagrad):
         optimizer.step()
         return

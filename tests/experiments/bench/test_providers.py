@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from quorem.experiments.bench import run
-from quorem.experiments.bench.grid import (
-    FBGEMM,
-    FULL,
-    PROVIDERS,
-    draw_ids,
-    scheme_of,
-)
+from quorem.experiments.bench.grid import FBGEMM, PROVIDERS, draw_ids, scheme_of
 from quorem.experiments.bench.providers import Skipped
 
 SIZES = (50, 4, 1000, 7)
@@ -38,13 +32,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize(
-    ("provider", "scheme"),
-    [
-        (provider, scheme)
-        for provider in PROVIDERS
-        for scheme in ("QR(4)", "GeneralizedQR(3)", "ChineseRemainder(3)")
-        if scheme == "QR(4)" or provider not in FULL  # which have the same full tables with each
-    ],
+    ("provider", "scheme"), [*((provider, "QR(4)") for provider in PROVIDERS), ("fused", "GeneralizedQR(3)")]
 )
 def test_every_provider_gives_the_vectors_of_the_same_tables(provider, scheme):
     ids = draw_ids("zipf", SIZES, 33, seed=3)

@@ -16,10 +16,6 @@ def test_a_file_of_other_columns_is_refused(tmp_path):
         report.read(tmp_path / "x.csv")
 
 
-def test_no_rows_make_no_table():
-    assert report.tables([]) == "Nothing was measured.\n"
-
-
 def test_rows_come_back_from_a_file(tmp_path):
     rows = [row(), row(provider="dense", scheme="Full()", dim=64)]
     report.append(tmp_path / "x.csv", rows[:1])
@@ -38,20 +34,6 @@ def test_tables_compare_with_fused_on_the_same_tables():
         "| `loop` | `QR(4)` | 50.0 (5.00x) |  |",
         "| `fused` | `QR(4)` | 10.0 | 1,234 |",
         "| `loop` | `ChineseRemainder(3)` | 70.0 |  |",
-    ]
-
-
-def test_tables_name_the_setting_of_fbgemm():
-    rows = [
-        row(provider="fbgemm", setting="default", optimizer="FBGEMM exact Adagrad", graph=1),
-        row(provider="fbgemm_fastest", setting="fastest", optimizer="FBGEMM row-wise Adagrad"),
-        row(),
-    ]
-    names = [line.split("|")[1].strip() for line in report.tables(rows).splitlines()[6:]]
-    assert names == [
-        "`fbgemm`, default setting, CUDA graph, FBGEMM exact Adagrad",
-        "`fbgemm_fastest`, FBGEMM row-wise Adagrad",
-        "`fused`",
     ]
 
 

@@ -11,7 +11,7 @@ from made_up_results import figure, result, sweep
 from report_pages import Reader
 
 from quorem.experiments.report.page import html
-from quorem.experiments.report.tradeoff import distinct, front, winners
+from quorem.experiments.report.tradeoff import distinct, front, is_clear, winners
 from quorem.paper.schemes import Full
 
 
@@ -56,13 +56,7 @@ def test_winners_at_each_size():
         (-6, 1_000, 1_050, "add"),
     ]
     assert [w.second and w.second.series for w in wins] == [None, "hash", "hash"]
-    assert wins[1].difference == pytest.approx(0.010) and wins[1].clear is True
-    assert wins[2].clear is False  # 0.0005 apart, deviations of 0.0006 together
+    assert is_clear(wins[1].best, wins[1].second) is True
+    assert is_clear(wins[2].best, wins[2].second) is False  # 0.0005 apart, deviations of 0.0006 together
     read = Reader(html([figure(points)]))
     assert len(read.having(class_="win")) == 3 and "0.45000 ± 0.00100" in read.text and "no, a tie" in read.text
-
-
-def test_one_trial_has_no_deviation_to_compare_with():
-    points = [result("hash", loss=0.46, trials=1, sd=0.0), result("mult", loss=0.45, trials=1, sd=0.0)]
-    (win,) = winners(points)
-    assert win.clear is None and "not known: one trial" in Reader(html([figure(points)])).text

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import Case, fused, truth
+from kernel_cases import Case, fused
 
 from quorem import QR, Embedding, Full
 from quorem.ops import cpu
@@ -18,17 +18,6 @@ def test_invalid_ids_get_no_gradient():
     dense = fused("backward", grad, IdBatch(ids), case.stored, case.layout)
     valid = [0, 3]
     assert torch.equal(dense, fused("backward", grad[valid], IdBatch(ids[valid]), case.stored, case.layout))
-
-
-@pytest.mark.parametrize("run", [fused, truth])
-def test_each_row_is_given_once(run):
-    case = Case([(QR(4), 100, 7)])
-    ids, grad = torch.tensor([[3], [7], [3], [-1], [99], [3]]), case.grad(6)
-    rows, values = run("row_grads", grad, IdBatch(ids), case.stored, case.layout)
-    assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
-    offsets = torch.tensor([0, 2, 6])
-    rows, values = run("row_grads", grad[:2], IdBatch(ids[:, 0], offsets, mean=True), case.stored, case.layout)
-    assert len(rows.unique()) == len(rows) == 4 and len(values) == 4
 
 
 @pytest.mark.parametrize("backend", ["fused", "plain"])

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import LR, MIX, Case, fresh, fused, same, truth
+from kernel_cases import MIX, Case, fresh, fused, same, truth
 from torch import Tensor
 
 from quorem import Custom, Embedding
 from quorem.ops import cpu
-from quorem.ops.declare import OPS, call
+from quorem.ops.declare import TRUTHS, call
 from quorem.ops.layout import Layout
 from quorem.ops.rows import IdBatch
 from quorem.paper.partitions import Partition
@@ -36,13 +36,12 @@ def test_rows_and_state_that_are_not_contiguous_fall_back():
     ids, grad = case.ids(20), case.grad(20)
     strided = torch.empty(2, *reversed(case.stored.shape)).transpose(1, 2)
     stored, sum_ = strided[0].copy_(case.stored), strided[1].zero_()
-    state, constants = fresh("adagrad", case)
-    options = {"rule": "adagrad", "constants": constants}
-    other = state._replace(sum=sum_, step=state.step.clone())
-    call("update_", grad, IdBatch(ids), stored, LR, other, case.layout, **options)
-    fused("update_", grad, IdBatch(ids), case.stored, LR, state, case.layout, **options)
+    rule, other = fresh("adagrad", case), fresh("adagrad", case)
+    other.state = other.state._replace(sum=sum_)
+    call("update_", grad, IdBatch(ids), stored, case.layout, other)
+    fused("update_", grad, IdBatch(ids), case.stored, case.layout, rule)
     same("stored", stored, case.stored)
-    same("sum", sum_, state.sum)
+    same("sum", sum_, rule.state.sum)
 
 
 def test_arguments_that_do_not_fit_reach_no_kernel():
@@ -61,44 +60,35 @@ def test_arguments_that_do_not_fit_reach_no_kernel():
 @pytest.mark.parametrize("op", ["rows_update_", "rows_catch_up_"])
 def test_rows_out_of_range(op):
     case = Case(MIX[:2])
-    state, constants = fresh("adam", case)
-    rows = torch.tensor([0, len(case.stored)])
-    values, lr = ((torch.ones(2, 16),), (LR,)) if op == "rows_update_" else ((), ())
+    rows, values = torch.tensor([0, len(case.stored)]), [torch.ones(2, 16)] if op == "rows_update_" else []
     with pytest.raises(IndexError, match=rf"rows \({len(case.stored)}\) must be below the number of rows"):
-        fused(op, rows, *values, case.stored, *lr, state, rule="adam", constants=constants)
+        fused(op, rows, *values, case.stored, fresh("adam", case))
 
 
 def each_op(case: Case, stored: Tensor, layout: Layout) -> dict[str, Callable[[], Any]]:
     """Every kernel that finds rows by a layout, for single ids and for bags, as functions without arguments."""
-    grad, (state, constants) = case.grad(9), fresh("adam", case)
-    options: dict[str, Any] = {"rule": "adam", "constants": constants}
+    grad, rule = case.grad(9), fresh("adam", case)
     ops: dict[str, Callable[[], Any]] = {}
     for name, batch in {"ids": IdBatch(case.ids(9)), "bags": IdBatch(*case.bags(9), mean=True)}.items():
         ops |= {
             f"lookup of {name}": partial(fused, "lookup", batch, stored, layout, names=""),
             f"backward of {name}": partial(fused, "backward", grad, batch, stored, layout),
             f"row_grads of {name}": partial(fused, "row_grads", grad, batch, stored, layout),
-            f"update_ of {name}": partial(fused, "update_", grad, batch, stored, LR, state, layout, **options),
-            f"catch_up_ of {name}": partial(fused, "catch_up_", batch, stored, state, layout, **options),
+            f"update_ of {name}": partial(fused, "update_", grad, batch, stored, layout, rule),
+            f"catch_up_ of {name}": partial(fused, "catch_up_", batch, stored, layout, rule),
         }
-    return {**ops, "sample_weights": partial(fused, "sample_weights_backward", grad, batch, stored, layout)}
+    return ops
 
 
 OPS_BY_LAYOUT = tuple(each_op(Case(MIX[:1]), torch.empty(0), Case(MIX[:1]).layout))
 
 
 @pytest.mark.parametrize("op", OPS_BY_LAYOUT)
-def test_rows_that_are_missing_are_not_read(op):
+def test_rows_that_are_missing_and_a_layout_of_another_dtype_are_not_read(op):
     case = Case(MIX[:3])
-    short = case.stored[:-1]
+    short, layout = case.stored[:-1], Layout(*[t.double() for t in case.layout])
     with pytest.raises(ValueError, match=f"stored has {len(short)} rows but must have {len(case.stored)}"):
         each_op(case, short, case.layout)[op]()
-
-
-@pytest.mark.parametrize("op", OPS_BY_LAYOUT)
-def test_a_layout_of_another_dtype_is_refused(op):
-    case = Case(MIX[:2])
-    layout = Layout(*[t.double() for t in case.layout])
     with pytest.raises(TypeError, match=r"layout \(torch.float64, .*\) must be torch.int64"):
         each_op(case, case.stored, layout)[op]()
 
@@ -133,9 +123,6 @@ def test_without_numba_the_truth_runs(hindrance, monkeypatch):
     case = Case(MIX[:2])
     ids = case.ids(10)
     if hindrance == "missing":
-        for name in [name for name in sys.modules if name.startswith("quorem.ops.cpu.launch")]:
-            monkeypatch.delitem(sys.modules, name)
-            monkeypatch.delattr(cpu, name.rpartition(".")[2])
         monkeypatch.setitem(sys.modules, "numba", None)
         monkeypatch.setitem(sys.modules, "numba.core", None)
     else:
@@ -154,4 +141,4 @@ def test_without_numba_the_truth_runs(hindrance, monkeypatch):
 
 
 def test_every_kernel_is_an_op():
-    assert set(cpu.kernels()) <= {*OPS, "project"}
+    assert set(cpu.kernels()) <= {*TRUTHS, "project", "project_backward", "lookup_split"}

@@ -1,6 +1,5 @@
 """Huge pages: asked for large CPU tensors only. Scratch memory: kept by a thread from one call to the next."""
 
-import gc
 from threading import Thread
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from quorem import QR, Embedding
 from quorem.ops.cpu import pages
-from quorem.ops.cpu.pages import Scratch
 
 
 @pytest.fixture
@@ -36,56 +34,19 @@ def test_tables_ask_and_a_refusal_does_no_harm(asked):
     assert Embedding(1_000_000, 16, QR(4)).stored.isfinite().all() and len(asked) == 1
 
 
-def test_the_wish_is_heard_or_refused():
-    filled = pages.in_huge_pages(torch.empty(1 << 21)).fill_(1.0)
-    assert filled.sum() == 1 << 21
+def test_a_thread_keeps_its_scratch_memory():
+    addresses = {}
 
+    def work(name):
+        first = pages.scratch(10_000)
+        assert first.data_ptr() % 64 == 0 and first.nbytes >= 10_000
+        addresses[name] = first.data_ptr()
+        assert pages.scratch(10).data_ptr() == addresses[name]
+        assert pages.scratch(2 * first.nbytes).nbytes == 2 * first.nbytes
 
-@pytest.fixture
-def nothing_kept(monkeypatch):
-    monkeypatch.setattr(pages._kept, "memory", None, raising=False)
-
-
-def address_of_next(num_bytes: int) -> int:
-    return Scratch(num_bytes).memory.data_ptr()
-
-
-def test_it_starts_with_a_cache_line_and_is_large_enough(nothing_kept):
-    for num_bytes in (1, 64, 1000):
-        memory = Scratch(num_bytes)
-        assert memory.address % 64 == 0
-        end = memory.memory.data_ptr() + memory.memory.nbytes
-        assert memory.memory.data_ptr() <= memory.address <= end - num_bytes
-
-
-def test_the_next_call_has_the_same_memory_if_it_is_large_enough(nothing_kept):
-    large = address_of_next(10_000)
-    assert address_of_next(10_000) == address_of_next(10) == large
-    assert Scratch(20_000).memory.nbytes >= 20_000
-
-
-def test_memory_in_use_is_not_given_twice(nothing_kept):
-    first, second = Scratch(5000), Scratch(5000)
-    assert first.memory.data_ptr() != second.memory.data_ptr()
-    addresses = []
-    other = Thread(target=lambda: addresses.append(address_of_next(5000)))
-    other.start()
-    other.join()
-    assert addresses[0] not in (first.memory.data_ptr(), second.memory.data_ptr())
-
-
-def test_the_larger_one_is_kept_but_none_above_the_limit(monkeypatch, nothing_kept):
-    small, large = Scratch(5000), Scratch(9000)
-    size = large.memory.nbytes
-    del large, small
-    assert pages._kept.memory.nbytes == size
-    monkeypatch.setattr(pages, "MOST_KEPT", 10_000)
-    address_of_next(10_001)
-    assert pages._kept.memory is None
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_without_enough_memory_there_is_one_error(nothing_kept):
-    with pytest.raises(RuntimeError):
-        Scratch(10**17)
-    gc.collect()
+    threads = [Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(addresses) == 2

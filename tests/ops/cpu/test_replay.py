@@ -12,20 +12,20 @@ pytestmark = pytest.mark.kernels(device="cpu")
 
 def test_catch_up_reaches_every_row_that_is_read():
     case = Case(MIX[:2])
-    state, constants = fresh("amsgrad", case)
-    options = {"rule": "amsgrad", "constants": constants}
+    rule = fresh("amsgrad", case)
+    state = rule.state
     ids = case.ids(100)
     for batch in (ids, case.ids(3), case.ids(3)):
-        fused("update_", case.grad(len(batch)), IdBatch(batch), case.stored, LR, state, case.layout, **options)
+        fused("update_", case.grad(len(batch)), IdBatch(batch), case.stored, case.layout, rule)
     assert (state.last[state.last > 0] < state.step).any()
-    fused("catch_up_", IdBatch(ids), case.stored, state, case.layout, **options)
+    fused("catch_up_", IdBatch(ids), case.stored, case.layout, rule)
     reads = lookup_reads(ids, case.layout)
     assert (state.last[reads.rows[reads.valid]] == state.step).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "run, rule, betas, steps",
+    "run, name, betas, steps",
     [
         (fused, "amsgrad", (0.99, 0.7), 2400),
         (fused, "amsgrad", (0.999, 0.5), 1300),
@@ -36,20 +36,19 @@ def test_catch_up_reaches_every_row_that_is_read():
         (truth, "adam", (0.1, 0.02), 100),
     ],
 )
-def test_powers_of_small_betas_neither_overflow_nor_vanish(run, rule, betas, steps, dtype):
+def test_powers_of_small_betas_neither_overflow_nor_vanish(run, name, betas, steps, dtype):
     """A row gets gradients up to step 30 and none after, until powers of the betas have left the range of float64."""
     case = Case([(Full(), steps + 1, None)], width=3, dtype=dtype)
-    state, constants = fresh(rule, case, betas)
-    options = {"rule": rule, "constants": constants}
+    rule = fresh(name, case, betas)
     row = torch.tensor([steps])  # the last whose turn it would be
     dense = torch.nn.Parameter(case.stored[row].double())
-    adam = torch.optim.Adam([dense], lr=float(LR), betas=betas, eps=constants.eps, amsgrad=rule == "amsgrad")
+    adam = torch.optim.Adam([dense], lr=float(LR), betas=betas, eps=rule.constants.eps, amsgrad=name == "amsgrad")
     for step in range(steps):
         gradient = torch.randn(1, 3, dtype=dtype) * (step < 30)
         dense.grad = gradient.double()
         adam.step()
-        run("rows_update_", row if step < 30 else row - 1, gradient, case.stored, LR, state, **options)
-    assert state.last[row] == 30
-    run("rows_catch_up_", row, case.stored, state, **options)
+        run("rows_update_", row if step < 30 else row - 1, gradient, case.stored, rule)
+    assert rule.state.last[row] == 30
+    run("rows_catch_up_", row, case.stored, rule)
     tolerance = 1e-6 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(case.stored[row].double(), dense.detach(), rtol=0, atol=tolerance)

@@ -1,31 +1,35 @@
-"""Which slots are summed together, and where their areas lie."""
+"""Which slots are summed together, and where their places lie."""
+
+from itertools import pairwise
 
 import pytest
 from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, Case
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table
 from quorem.ops.cpu.sharing import CACHED_SUMS, sharing_of
+from quorem.ops.cpu.sums import START, UNITS
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
 
-@pytest.mark.parametrize("most_slots", [1, 3, 100])
-def test_each_slot_is_in_one_unit_and_areas_lie_apart(most_slots):
+@pytest.mark.parametrize("num_ids", [1, 100, 20_000])
+def test_each_slot_is_in_one_unit_and_places_lie_apart(num_ids):
     sharing = sharing_of(Case(HOT_COLD, features=HOT_COLD_FEATURES).layout)
-    units, order, offsets = sharing.placement(1000, 16, 4, most_slots)
+    units, places = sharing.placement(num_ids, 16, 4)
     seen = []
     for unit in units:
-        slots = order[unit.first : unit.first + unit.num_slots].tolist()
-        starts = offsets[slots].tolist()
-        assert starts[0] == 0 and all(a < b for a, b in zip(starts, [*starts[1:], unit.num_bytes], strict=True))
-        assert unit.num_slots <= max(most_slots, sharing.largest_group)
-        assert unit.num_bytes <= CACHED_SUMS or unit.num_slots <= sharing.largest_group
+        slots = sharing.order[unit.first_slot : unit.first_slot + unit.num_slots].tolist()
+        bounds = places[unit.first_place : unit.first_place + unit.num_places, START:].flatten().tolist()
+        assert bounds[0] == 0 and all(a < b for a, b in pairwise([*bounds, unit.num_bytes]))
+        assert unit.num_bytes <= CACHED_SUMS or slots in sharing.groups
         assert all(len(set(group) & set(slots)) in (0, len(group)) for group in sharing.groups)
-        seen += slots
+        used = sharing.place_of[slots][:, 0]
+        assert ((used >= unit.first_place) & (used < unit.first_place + unit.num_places)).all()
+        seen += [s + i for s in slots for i in range(places[sharing.place_of[s, 0], UNITS])]
     assert sorted(seen) == list(range(sharing.num_slots))
 
 
-def test_slots_of_one_pool_or_one_wide_table_are_one_group():
+def test_slots_of_one_pool_or_one_table_are_one_group_and_columns_of_the_same_rows_one_slot():
     tables = [
         Table("a", 400, 8, QR(4), features=("b", "c")),
         Table("d", 400, 24, QR(4), features=("e", "f")),
@@ -34,4 +38,4 @@ def test_slots_of_one_pool_or_one_wide_table_are_one_group():
         Table("i", 400, 8, HotCold(20, cold=Pool(80))),
     ]
     groups = sharing_of(EmbeddingCollection(tables).layout).groups
-    assert groups == [[0, 1], [2, 3, 4, 5, 6, 7], [8, 11], [9, 10]]
+    assert groups == [[0, 1], [2, 5], [8, 11], [9]]

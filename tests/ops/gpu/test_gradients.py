@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from gpu_cases import CUDA, DEVICE, assert_close, batch, collection, gradient, jagged, rule_state, scalar
+from gpu_cases import (
+    CUDA,
+    DEVICE,
+    FEW,
+    PLAIN,
+    SHAPES,
+    assert_close,
+    batch,
+    collection,
+    gradient,
+    jagged,
+    row_rule,
+)
 
 import quorem
 from quorem.ops import gradients as truth
@@ -19,24 +31,11 @@ def no_claim_is_left(stored: torch.Tensor) -> bool:
     return bool((places.claims_of(stored, 0).place == places.UNCLAIMED).all())
 
 
-@pytest.mark.parametrize(
-    ("d", "b", "dtype", "id_dtype"),
-    [
-        (1, 7, torch.float32, torch.int64),
-        (3, 63, torch.float64, torch.int32),
-        (16, 1, torch.float32, torch.int64),
-        (16, 1000 if CUDA else 130, torch.float32, torch.int64),
-        (60, 7, torch.bfloat16, torch.int32),
-        (100, 7, torch.float16, torch.int64),
-        (130, 7, torch.float32, torch.int64),
-    ],
-)
-def test_gradient_of_a_lookup(d: int, b: int, dtype: torch.dtype, id_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("d", "b", "dtype"), SHAPES)
+def test_gradient_of_a_lookup(d: int, b: int, dtype: torch.dtype) -> None:
     module = collection(d, dtype)
-    ids, stored, grad = batch(module, b), module.stored.detach(), gradient(module, b)
-    if id_dtype == torch.int32:
-        ids[:, [s.num_embeddings > 2**31 for s in module.specs]] %= 2**31 - 1
-    ids = ids.to(id_dtype)
+    ids = batch(module, b, torch.int64 if d % 3 else torch.int32)
+    stored, grad = module.stored.detach(), gradient(module, b)
     dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     expected = truth.backward(grad.double(), IdBatch(ids), stored.double(), module.layout)
     for (name, table), (_, true) in zip(module.named_tables(dense), module.named_tables(expected), strict=True):
@@ -44,7 +43,7 @@ def test_gradient_of_a_lookup(d: int, b: int, dtype: torch.dtype, id_dtype: torc
     assert no_claim_is_left(stored)
 
 
-@pytest.mark.parametrize("names", ["qr", "k3", "tiny", "sum", "wide", "pad", "map", "cat", "qr k3 tiny", "qr sum"])
+@pytest.mark.parametrize("names", PLAIN)
 def test_kinds_alone_and_mixed(names: str) -> None:
     module = collection(16, names=names)
     ids, stored, grad = batch(module, 70), module.stored.detach(), gradient(module, 70)
@@ -52,6 +51,19 @@ def test_kinds_alone_and_mixed(names: str) -> None:
     expected = truth.backward(grad, IdBatch(ids), stored, module.layout)
     dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert_close(dense, expected, torch.float32, "gradient", slack=4)
+
+
+@pytest.mark.parametrize("b", [4, 40 if CUDA else 9])  # fewer ids than some tables have rows, and more
+@pytest.mark.parametrize("names", FEW)
+def test_rows_of_ids_own_pools_and_shared_rows(names: str, b: int) -> None:
+    module = collection(4, torch.float64, names)
+    stored, layout, grad = module.stored.detach(), module.layout, gradient(module, b)
+    for ids in (IdBatch(batch(module, b)), jagged(module, b, weighted=True, mean=True)):
+        dense, expected = gradients.backward(grad, ids, stored, layout), truth.backward(grad, ids, stored, layout)
+        assert_close(dense, expected, torch.float64, f"{ids.offsets is not None}", slack=4)
+    weights, expected = (ops.sample_weights_backward(grad, ids, stored, layout) for ops in (gradients, truth))
+    assert_close(weights, expected, torch.float64, "weights", slack=4)
+    assert no_claim_is_left(stored)
 
 
 @pytest.mark.parametrize("mean", [True, False])
@@ -73,8 +85,7 @@ def test_many_reads_of_one_row_in_half_precision() -> None:
     stored = torch.zeros_like(module.stored)
     dense = gradients.backward(grad, IdBatch(ids), stored, module.layout)
     assert dense[2].tolist() == [reads] * 2
-    state, constants = rule_state("sgd", stored)
-    rules.update_(grad, IdBatch(ids), stored, scalar(1.0), state, module.layout, rule="sgd", constants=constants)
+    rules.update_(grad, IdBatch(ids), stored, module.layout, row_rule("sgd", stored, lr=1.0))
     assert stored[2].tolist() == [-reads] * 2 and not stored[[0, 1, 3, 4]].any()
 
 

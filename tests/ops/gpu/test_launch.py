@@ -1,16 +1,13 @@
-"""Both launches: Triton's public one, and the fast one, which compiles a kernel once for all launches that Triton would
-give the same code, and for no others."""
+"""A kernel is compiled once for all launches that Triton would give the same code, and for no others; a call that is
+repeated makes the same launches with new addresses."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-import triton
-
-from quorem.ops.gpu import fast_launch
-from quorem.ops.gpu.fast_launch import planned, scratch, specialization
-from quorem.ops.gpu.launch import launch
+from quorem.ops.gpu import launch as launching
+from quorem.ops.gpu.launch import launch, planned, scratch, specialization
 
 pytestmark = pytest.mark.kernels(device="gpu")
 
@@ -18,10 +15,8 @@ pytestmark = pytest.mark.kernels(device="gpu")
 class Kernel:
     """Stands for a jitted function: notes what is compiled and what is launched."""
 
-    arg_names = ("x", "n", "W", "T")
-
-    def __init__(self, scratch_size=0):
-        self.compiled, self.launched, self.scratch_size = [], [], scratch_size
+    def __init__(self):
+        self.compiled, self.launched = [], []
 
     def __getitem__(self, grid):
         def run(*arguments, **options):
@@ -32,86 +27,24 @@ class Kernel:
 
 
 class Compiled:
-    """As Triton's, whose ``run`` looks for scratch memory and calls ``run.launch``."""
-
-    function, packed_metadata = "function", "metadata"
-
     def __init__(self, kernel):
-        self.run = Run(kernel)
+        self.kernel = kernel
 
-
-class Run:
-    launch_cooperative_grid, launch_pdl, profile_scratch_size = False, True, 0
-
-    def __init__(self, kernel):
-        self.kernel, self.global_scratch_size = kernel, kernel.scratch_size
-
-    def __call__(self, x, y, z, stream, function, *rest):
-        memory = "memory" if self.global_scratch_size else None
-        self.launch(x, y, z, stream, function, self.launch_cooperative_grid, self.launch_pdl, memory, None, *rest)
-
-    def launch(self, x, y, z, stream, function, cooperative, pdl, memory, profile, metadata, *rest):
-        assert (stream, function, metadata) == ("stream", "function", "metadata")
-        assert (cooperative, pdl, profile) == (False, True, None) and rest[:3] == (None, None, None)
-        assert memory == ("memory" if self.kernel.scratch_size else None)
-        self.kernel.launched.append(((x, y, z), rest[3:]))
+    def __getitem__(self, grid):
+        return lambda *arguments: self.kernel.launched.append((grid, arguments))
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """A kernel that is launched through Triton's internals."""
-    monkeypatch.setattr(fast_launch, "enabled", lambda: True)
-    monkeypatch.setattr(fast_launch, "_compiled", {})
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
+    monkeypatch.setattr(launching, "_compiled", {})
     return Kernel()
-
-
-@pytest.fixture
-def asked_anew():
-    """``enabled`` decides once; here it decides for each test."""
-    fast_launch.enabled.cache_clear()
-    yield
-    fast_launch.enabled.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("version", "variable", "fast"),
-    [
-        ("3.6.0", None, True),
-        ("3.6.1", "1", True),
-        ("3.6.0", "0", False),
-        ("3.9.0", None, False),
-        ("3.60.0", "1", False),
-    ],
-)
-def test_only_tested_versions_of_triton_are_launched_fast(version, variable, fast, monkeypatch, asked_anew):
-    """Others, and any if told so, have Triton's public launch, which is given just what the caller gave."""
-    monkeypatch.setattr(triton, "__version__", version)
-    if variable is None:
-        monkeypatch.delenv("QUOREM_FAST_LAUNCH", raising=False)
-    else:
-        monkeypatch.setenv("QUOREM_FAST_LAUNCH", variable)
-    monkeypatch.setattr(fast_launch, "_compiled", {})
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
-    kernel, x, plans = Kernel(), torch.zeros(64), {}
-    for _ in range(3):
-        planned(plans, (), (), (x,), lambda: launch(kernel, (5,), x, 32, W=4, T=8, num_warps=2))
-    assert kernel.compiled == [((5,), (x, 32), {"W": 4, "T": 8, "num_warps": 2})] * (1 if fast else 3)
-    assert len(kernel.launched) == (2 if fast else 0) and len(plans) == fast
-
-
-def test_a_kernel_with_scratch_memory_is_left_to_tritons_launcher(kernel):
-    kernel.scratch_size, x = 16, torch.zeros(64)
-    for _ in range(2):
-        launch(kernel, (3,), x, 32, W=4, T=8)
-    assert kernel.launched == [((3, 1, 1), (x.data_ptr(), 32, 4, 8))]
 
 
 def test_the_same_code_is_compiled_once(kernel):
     x, y = torch.zeros(64), torch.ones(32)
     launch(kernel, (3,), x, 32, W=4, T=8, num_warps=2)
     launch(kernel, (5, 2), y, 48, W=4, T=8, num_warps=2)
-    assert kernel.compiled == [((3,), (x, 32), {"W": 4, "T": 8, "num_warps": 2})]
+    assert kernel.compiled == [((3, 1, 1), (x, 32), {"W": 4, "T": 8, "num_warps": 2})]
     ((grid, arguments),) = kernel.launched
     assert grid == (5, 2, 1) and arguments == (y.data_ptr(), 48, 4, 8)
 
@@ -136,11 +69,8 @@ def test_other_code_is_compiled_anew(kernel, other):
     assert len(kernel.compiled) == 2 and not kernel.launched
 
 
-@pytest.mark.skipif(
-    not triton.__version__.startswith(fast_launch.TESTED), reason="of Triton's internals: pip install triton==3.6.0"
-)
 def test_integers_are_told_apart_as_triton_does():
-    from triton._C.libtriton import native_specialize_impl
+    native_specialize_impl = pytest.importorskip("triton._C.libtriton").native_specialize_impl
     from triton.backends.nvidia.compiler import CUDABackend
 
     def triton_own(x):
@@ -158,9 +88,7 @@ class OnGPU5(torch.Tensor):
         return 5
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_tensors_of_two_devices_are_refused(fast, kernel, monkeypatch):
-    monkeypatch.setattr(fast_launch, "enabled", lambda: fast)
+def test_tensors_of_two_devices_are_refused(kernel):
     with pytest.raises(ValueError, match=r"a tensor is on .* but must be on the CPU"):
         launch(kernel, (1,), torch.zeros(4), torch.zeros(4).as_subclass(OnGPU5), W=1, T=1)
 
@@ -246,7 +174,7 @@ def test_what_a_plan_alone_holds_lives_as_long_as_it(kernel):
 
 
 def test_plans_do_not_grow_without_bound(kernel, monkeypatch):
-    monkeypatch.setattr(fast_launch, "MOST_PLANS", 3)
+    monkeypatch.setattr(launching, "MOST_PLANS", 3)
     call, known, given = Calls(kernel), torch.zeros(16), torch.zeros(64)
     for n in range(2, 10):
         call(given, known, n)
@@ -263,7 +191,7 @@ def test_a_call_that_fails_is_not_planned(kernel):
     for _ in range(2):
         with pytest.raises(MemoryError):
             planned(plans, (), (), (given,), body)
-    assert not plans and fast_launch._recording.plan is None
+    assert not plans and launching._recording.plan is None
 
 
 def test_one_tensor_in_two_places_is_not_planned(kernel):

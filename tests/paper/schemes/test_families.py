@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ FAMILIES = [
 @st.composite
 def any_scheme(draw: st.DrawFn) -> Scheme:
     """A scheme of any kind with options of any value."""
-    options = {"permute": draw(st.none() | st.integers(0, 2**40)), "force": draw(st.booleans())}
+    options = {"force": draw(st.booleans())}
     options["width"] = draw(st.none() | st.integers(1, 64))
     many = st.integers(1, 10**6)
     composed = {"operation": draw(st.sampled_from(sorted(OPERATIONS)))}
@@ -82,56 +82,35 @@ def test_json_leaves_defaults_out_and_is_plain_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "match"),
+    ("text", "match"),
     [
-        ("{", ValueError, "Expecting property name"),
-        ("[]", ValueError, r"scheme JSON \('\[\]'\) must be an object whose 'scheme' is one of Full, Hash, QR"),
-        ('{"num_collisions": 4}', ValueError, "must be an object whose 'scheme' is one of"),
-        ('{"scheme": "TensorTrain"}', ValueError, "TensorTrain.* must be an object whose 'scheme' is one of"),
-        ('{"scheme": ["QR"]}', ValueError, "must be an object whose 'scheme' is one of"),
-        ('{"scheme": "QR", "colisions": 4}', ValueError, "QR has no option colisions"),
-        ('{"scheme": "QR", "num_collisions": "4"}', TypeError, r"num_collisions \('4'\) must be an int"),
-        ('{"scheme": "Custom"}', ValueError, r"partitions \(\(\)\) must be one or more"),
+        ("{", "Expecting property name"),
+        ("[]", r"scheme JSON \('\[\]'\) must be an object whose 'scheme' is one of Full, Hash, QR"),
+        ('{"num_collisions": 4}', "must be an object whose 'scheme' is one of"),
+        ('{"scheme": "TensorTrain"}', "TensorTrain.* must be an object whose 'scheme' is one of"),
+        ('{"scheme": ["QR"]}', "must be an object whose 'scheme' is one of"),
+        ('{"scheme": "QR", "colisions": 4}', "colisions is not known: QR has force, width, operation"),
+        ('{"scheme": "QR", "num_collisions": "4"}', r"num_collisions \('4'\) must be an int"),
         (
-            '{"scheme": "Custom", "partitions": [3]}',
-            ValueError,
-            r"partition JSON \('3'\) must hold stride and size",
+            '{"scheme": "HotCold", "num_hot": 3, "cold": {"scheme": "Hash", "num_collisions": 0}}',
+            "cold: num_collisions",
         ),
-        ('{"scheme": "Custom", "partitions": [{"stride": 3}]}', ValueError, "must hold stride and size, or index"),
+        ('{"scheme": "Custom"}', "partitions is missing"),
+        ('{"scheme": "Custom", "partitions": [3]}', r"partition JSON \('3'\) must hold stride and size"),
+        ('{"scheme": "Custom", "partitions": [{"stride": 3}]}', "must hold stride and size, or index"),
     ],
 )
-def test_json_refuses(text: str, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
+def test_json_refuses(text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         from_json(text)
 
 
 def test_schemes_are_values() -> None:
     assert QR(4) == QR(num_collisions=4) != QR(5)
     assert len({QR(4), QR(4), Hash(4), Path(4, [64]), Path(4)}) == 3
-    assert dataclasses.replace(QR(4, operation="add"), num_collisions=60) == QR(60, operation="add")
+    assert replace(QR(4, operation="add"), num_collisions=60) == QR(60, operation="add")
     with pytest.raises(dataclasses.FrozenInstanceError):
         QR(4).num_collisions = 5  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("scheme", "shapes"),
-    [
-        (Full(), [(1001, 16)]),
-        (Hash(4), [(251, 16)]),
-        (QR(4), [(251, 16), (4, 16)]),
-        (QR(4, large="quotient"), [(4, 16), (251, 16)]),
-        (QR(4, operation="concat"), [(251, 8), (4, 8)]),
-        (QR(4, operation="concat", dims=(12, 4)), [(251, 12), (4, 4)]),
-        (GeneralizedQR(3), [(11, 16), (10, 16), (10, 16)]),
-        (ChineseRemainder(2), [(33, 16), (31, 16)]),
-        (Path(4), [(251, 16)]),
-    ],
-    ids=str,
-)
-def test_shapes(scheme: Scheme, shapes: list[tuple[int, int]]) -> None:
-    spec = scheme.spec(1001, 16)
-    assert list(spec.shapes) == shapes and spec.fallback is None
-    assert spec.compression == 1001 * 16 / spec.num_parameters
 
 
 @pytest.mark.parametrize("scheme", [Full(), Hash(4), *FAMILIES, Path(4)], ids=str)
@@ -146,23 +125,23 @@ def test_a_table_never_grows_unless_forced(n: int, collisions: int, d: int, conc
     operation = "concat" if concat and d % 6 == 0 else "mult"
     for scheme in (Hash(collisions), QR(collisions, operation=operation), GeneralizedQR(3, operation=operation)):
         spec = scheme.spec(n, d)
-        forced = dataclasses.replace(scheme, force=True).spec(n, d)
+        forced = replace(scheme, force=True).spec(n, d)
         assert spec.num_parameters == min(n * d, forced.num_parameters)
         assert (spec.fallback is not None) == (forced.num_parameters >= n * d) == isinstance(spec.scheme, Full)
         assert spec.embedding_dim == d and forced.scheme.force
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
-def test_a_table_that_gives_way_keeps_its_operation_and_permutation(operation: str) -> None:
-    asked = GeneralizedQR(3, operation=operation, permute=3, num_rows=9)
+def test_a_table_that_gives_way_keeps_its_operation(operation: str) -> None:
+    asked = GeneralizedQR(3, operation=operation, num_rows=9)
     with pytest.warns(UserWarning, match="1 of 1 tables stay full: GeneralizedQR would store"):
         table = Embedding(2, 3, asked)
-    assert table.scheme == Full(permute=3)
+    assert table.scheme == Full()
     assert table(torch.tensor([1])).shape == ((1, 1, 3) if operation == "feature" else (1, 3))
 
 
 def test_a_table_that_gives_way_says_so_once_for_all() -> None:
-    tables = [Table("a", 2, 8, QR(4)), Table("b", 1000, 8, QR(4)), Table("c", 3, 8, QR(4, permute=1))]
+    tables = [Table("a", 2, 8, QR(4)), Table("b", 1000, 8, QR(4)), Table("c", 3, 8, QR(4))]
     with pytest.warns(UserWarning, match=r"2 of 3 tables stay full: a: QR would store 24 .* has 16; c: QR") as caught:
         module = EmbeddingCollection(tables)
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -171,11 +150,6 @@ def test_a_table_that_gives_way_says_so_once_for_all() -> None:
         with pytest.warns(UserWarning, match="1 of 1 tables stay full: QR would store 24") as caught:
             table = module(2, 8, QR(4))
         assert caught[0].filename == __file__ and "QR would store" in repr(table)
-
-
-def test_force_stores_what_was_asked(recwarn: pytest.WarningsRecorder) -> None:
-    table = Embedding(3, 16, QR(4, force=True))
-    assert table.num_parameters == (1 + 3) * 16 and not recwarn.list
 
 
 @given(st.integers(2, 3000), st.integers(1, 4), st.integers(0, 300))
@@ -211,97 +185,47 @@ def test_path_divides_its_collisions_among_the_levels() -> None:
     assert Full().spec(10, 4).path_sizes == ()
 
 
-def test_a_permutation_renumbers_the_ids() -> None:
-    plain, permuted = (Embedding(1000, 4, QR(4, permute=seed)) for seed in (None, 5))
-    permuted.stored = plain.stored
-    order = permuted.specs[0].permutation(torch.arange(1000))
-    assert sorted(order.tolist()) == list(range(1000)) != order.tolist()
-    torch.testing.assert_close(permuted.to_dense(), plain.to_dense()[order])
-
-
 def test_numpy_integers_are_integers() -> None:
-    scheme = QR(np.int64(4), operation="concat", dims=(np.int32(3), np.int64(5)), permute=np.uint8(2))
+    scheme = QR(np.int64(4), operation="concat", dims=(np.int32(3), np.int64(5)))
     assert from_json(to_json(scheme)) == scheme
     table = Embedding(np.int64(100), np.int32(8), scheme)
     assert table(torch.tensor([99])).shape == (1, 8) and type(table.num_parameters) is int
+
+
+CONCAT, GROUPS, PARTS = QR(operation="concat"), ExplicitPartition([0, 1, 0]), [Partition(1, 4), Partition(1, 6)]
 
 
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
         (lambda: QR(0), ValueError, r"num_collisions \(0\) must be at least 1"),
-        (lambda: QR(2.5), TypeError, r"num_collisions \(2.5\) must be an int"),
         (lambda: QR(True), TypeError, r"num_collisions \(True\) must be an int"),
-        (lambda: Hash(-1), ValueError, r"num_collisions \(-1\) must be at least 1"),
         (lambda: QR(operation="max"), ValueError, r"operation \('max'\) must be one of 'concat', 'add', 'mult'"),
-        (lambda: QR(large="both"), ValueError, r"large \('both'\) must be one of 'remainder', 'quotient'"),
         (lambda: QR(operation="concat", dims=(0, 4)), ValueError, r"dims \(0\) must be at least 1"),
         (lambda: QR(operation="concat", dims=8), TypeError, r"dims \(8\) must be a tuple of widths"),
-        (lambda: QR(permute=-1), ValueError, r"permute \(-1\) must be at least 0"),
-        (lambda: QR(permute=True), TypeError, r"permute \(True\) must be an int"),
         (lambda: QR(force=1), TypeError, r"force \(1\) must be a bool"),
-        (lambda: GeneralizedQR(0), ValueError, r"num_partitions \(0\) must be at least 1"),
         (lambda: GeneralizedQR(3, num_rows=2), ValueError, r"num_rows \(2\) must be at least 3"),
-        (
-            lambda: GeneralizedQR(2, num_rows=9, num_collisions=4),
-            ValueError,
-            r"num_collisions \(4\) must be None where num_rows is given",
-        ),
-        (lambda: ChineseRemainder(2, num_collisions=0), ValueError, r"num_collisions \(0\) must be at least 1"),
-        (lambda: ChineseRemainder(2, num_rows=1.5), TypeError, r"num_rows \(1.5\) must be an int"),
-        (lambda: Path(hidden=(0,)), ValueError, r"hidden \(0\) must be at least 1"),
+        (lambda: GeneralizedQR(2, num_rows=9, num_collisions=4), ValueError, r"num_collisions \(4\) must be None"),
         (lambda: Path(hidden=("a",)), TypeError, r"hidden \('a'\) must be an int"),
-        (lambda: Path(4, 64), TypeError, r"hidden \(64\) must be a tuple of widths, such as \(64,\)"),
         (lambda: Custom(None), TypeError, r"partitions \(None\) must be a tuple of Partition"),
         (lambda: Path(num_partitions=1), ValueError, r"num_partitions \(1\) must be at least 2"),
-        (lambda: Path(activation="tanh"), ValueError, r"activation \('tanh'\) must be one of 'relu', 'sigmoid'"),
         (lambda: Custom(()), ValueError, r"partitions \(\(\)\) must be one or more Partition"),
         (lambda: Custom([(1, 4)]), ValueError, "must be one or more Partition or ExplicitPartition"),
         (lambda: Full().spec(0, 4), ValueError, r"num_embeddings \(0\) must be at least 1"),
-        (lambda: Full().spec(4, 0), ValueError, r"embedding_dim \(0\) must be at least 1"),
-        (lambda: Full().spec(1.0, 4), TypeError, r"num_embeddings \(1.0\) must be an int"),
-        (
-            lambda: QR(4, operation="concat").spec(100, 7),
-            ValueError,
-            r"embedding_dim \(7\) must be divisible by the number of partitions \(2\) for operation='concat'",
-        ),
-        (
-            lambda: QR(4, operation="concat", dims=(8, 4)).spec(100, 16),
-            ValueError,
-            r"dims \(\(8, 4\)\) must be 2 widths that sum to embedding_dim \(16\)",
-        ),
-        (
-            lambda: QR(4, operation="mult", dims=(8, 8)).spec(100, 16),
-            ValueError,
-            r"dims \(\(8, 8\)\) must be None unless operation \('mult'\) is 'concat'",
-        ),
-        (
-            lambda: GeneralizedQR(2, num_rows=19).spec(100, 4),
-            ValueError,
-            r"num_rows \(19\) must be at least 20 for 2 tables to cover 100 ids",
-        ),
+        (lambda: Full().spec(4, 0.0), TypeError, r"embedding_dim \(0.0\) must be an int"),
+        (lambda: CONCAT.spec(100, 7), ValueError, r"embedding_dim \(7\) must be divisible by the number of part"),
+        (lambda: replace(CONCAT, dims=(8, 4)).spec(100, 16), ValueError, r"dims \(\(8, 4\)\) must be 2 widths"),
+        (lambda: QR(4, dims=(8, 8)).spec(100, 16), ValueError, r"dims \(\(8, 8\)\) must be None unless oper"),
+        (lambda: GeneralizedQR(2, num_rows=19).spec(100, 4), ValueError, r"at least 20 for 2 tables to cover 100 ids"),
         (
             lambda: ChineseRemainder(2, num_rows=20).spec(100, 4),
             ValueError,
-            r"num_rows \(20\) must be at least 21 for 2 coprime tables to cover 100 ids",
+            r"at least 21 for 2 coprime tables",
         ),
-        (
-            lambda: Custom([ExplicitPartition([0, 1, 0])]).spec(5, 4),
-            ValueError,
-            r"index of ExplicitPartition.* has 3 entries, but num_embeddings \(5\) must match",
-        ),
-        (
-            lambda: Custom([Partition(1, 4), Partition(1, 6)]).spec(24, 4),
-            ValueError,
-            r"must be complementary over 24 ids \(check=False lets ids share a vector\)",
-        ),
+        (lambda: Custom([GROUPS]).spec(5, 4), ValueError, r"index of Explicit.* has 3 entries, but num_embed"),
+        (lambda: Custom(PARTS).spec(24, 4), ValueError, r"must be complementary over 24 ids \(check=False"),
     ],
-)  # fmt: skip
+)
 def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()
-
-
-def test_a_custom_scheme_may_share_vectors_on_purpose() -> None:
-    table = Embedding(24, 4, Custom([Partition(1, 4), Partition(1, 6)], check=False))
-    assert table.num_duplicates() == 24 - math.lcm(4, 6)

@@ -14,10 +14,10 @@ from ...paper.partitions import Partition
 
 
 class TableBatched(nn.Module):
-    """One lookup for all tables, partition by partition; then each feature's vectors are composed.
+    """One lookup for all tables; then the vectors of the features with two tables are composed.
 
-    The output has the features in the order of ``order``, those with the most tables first, so that composing takes
-    operations on slices.
+    The output has the features in the order of ``order``, those with two tables first, so that composing takes an
+    operation on slices.
     """
 
     def __init__(
@@ -28,16 +28,13 @@ class TableBatched(nn.Module):
         tables = [source.tables(f) for f in range(len(source.specs))]
         self.order = sorted(range(len(tables)), key=lambda f: -len(tables[f]))
         self.width = source.specs[0].embedding_dim
-        most = len(tables[self.order[0]])
-        ranks = [[f for f in self.order if len(tables[f]) > k] for k in range(most)]  # features with a k-th table
-        self.counts = [len(features) for features in ranks]
         self.compose = OPERATIONS[source.specs[self.order[0]].operation]
-        stored = [(f, k) for k, features in enumerate(ranks) for f in features]
+        stored = [(f, k) for k in range(2) for f in self.order if len(tables[f]) > k]
+        self.composed = len(stored) - len(tables)
         on_gpu = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
         place = on_gpu if device.type == "cuda" else (EmbeddingLocation.HOST, ComputeDevice.CPU)
-        specs = [(*tables[f][k].shape, *place) for f, k in stored]
         self.lookup = SplitTableBatchedEmbeddingBagsCodegen(
-            specs,
+            [(*tables[f][k].shape, *place) for f, k in stored],
             optimizer=optimizer,
             learning_rate=lr,
             eps=eps,
@@ -48,7 +45,6 @@ class TableBatched(nn.Module):
         for target, (f, k) in zip(self.lookup.split_embedding_weights(), stored, strict=True):
             target.copy_(tables[f][k].detach())
         parts = [cast(Partition, source.specs[f].partitions[k]) for f, k in stored]
-        self.composed = most > 1
         self.features = torch.tensor([f for f, _ in stored], device=device)
         self.strides = torch.tensor([p.stride for p in parts], device=device)[:, None]
         self.sizes = torch.tensor([p.size for p in parts], device=device)[:, None]
@@ -64,12 +60,9 @@ class TableBatched(nn.Module):
         vectors = self.lookup(buckets.reshape(-1), self.offsets).view(len(ids), tables, self.width)
         if not self.composed:
             return vectors
-        composed, *others = vectors.split(self.counts, 1)
-        for vectors in others:  # of the second tables, the third tables, ...
-            count = vectors.shape[1]
-            head = self.compose(composed[:, :count], vectors)
-            composed = head if count == composed.shape[1] else torch.cat((head, composed[:, count:]), 1)
-        return composed
+        first, second = vectors.split((tables - self.composed, self.composed), 1)
+        head = self.compose(first[:, : self.composed], second)
+        return head if first.shape[1] == self.composed else torch.cat((head, first[:, self.composed :]), 1)
 
 
 def build(

@@ -1,8 +1,7 @@
 """What a benchmark measures: its axes, its presets, and the ids for all providers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,15 +15,13 @@ SCHEMES: dict[str, Scheme] = {
     "Path(4, (64,))": Path(4, (64,)),
     "Full()": Full(),
 }
-FULL = ("dense", "fbgemm_full", "fbgemm_full_fastest")  # providers that store the full tables, whatever the scheme
+FULL = ("fbgemm_full", "fbgemm_full_fastest")  # providers that store the full tables, whatever the scheme
 FBGEMM = ("fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest")
-PROVIDERS = ("dense", "loop", *FBGEMM, "fused")
+PROVIDERS = ("loop", *FBGEMM, "fused")
 MODES = ("forward", "step")
 IDS = ("zipf", "uniform")
 SCHEME_OPTIONS = dict(zip(("qr", "generalized", "chinese", "path", "full"), SCHEMES, strict=True))  # of the command
 ROTATION = 4  # number of batches of ids that a measurement uses in turn
-
-Axes = Mapping[str, tuple[Any, ...]]  # the values of some axes, by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,25 +40,14 @@ class Grid:
         return [p for p in self.provider if scheme == self.scheme[0] or p not in FULL]
 
 
-PRESETS: dict[str, tuple[Grid, ...]] = {
+PRESETS: dict[str, tuple[Grid, ...]] = {  # what is measured on a device if nothing is named
     "cpu": (Grid(provider=("loop", "fbgemm", "fbgemm_fastest", "fused"), batch=(1, 128, 2048, 16384)),),
-    "h200": (
+    "cuda": (
         Grid(dim=(16, 64)),
         Grid(provider=("fused",), scheme=tuple(SCHEMES)[1:], batch=(2048, 65536), dim=(16, 64)),
         Grid(provider=("fbgemm", "fbgemm_fastest", "fused"), batch=(2048, 65536), ids=("uniform",)),
     ),
-    "full": (Grid(scheme=tuple(SCHEMES)[:4], ids=IDS, dim=(16, 64, 128)),),
 }
-
-
-def chosen_grids(preset: str | None, device: torch.device, named: Axes) -> tuple[Grid, ...]:
-    """The grids of ``preset``, with the ``named`` axes replaced.
-
-    Without a preset, it is ``"full"`` if an axis is named, else the preset of the device.
-    """
-    if preset is None:
-        preset = "full" if named else "h200" if device.type == "cuda" else "cpu"
-    return tuple(dict.fromkeys(replace(grid, **named) for grid in PRESETS[preset]))
 
 
 def scheme_of(provider: str, scheme: str) -> str:

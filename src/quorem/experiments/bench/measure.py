@@ -1,7 +1,5 @@
 """Measure the times of calls in turns; the bytes that an op must move, and the time of a copy of so many bytes."""
 
-import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from ...ops import layout
 from ...ops.rows import lookup_reads
@@ -31,22 +30,13 @@ EFFORTS = {"cpu": Effort(), "cuda": Effort(2e-2, 0.4, most=50), "quick": Effort(
 
 @dataclass
 class Call:
-    """A function to time.
+    """A function to time, and its samples."""
 
-    Args:
-        name: name of its provider.
-        run: the function.
-        count: the number of operations that one run performs.
-        graph: whether it replays a CUDA graph.
-    """
-
-    name: str
+    name: str  # of its provider
     run: Callable[[], Any]
-    count: int = 1
-    graph: bool = False
-    seconds: list[float] = field(default_factory=list)  # seconds of one operation, for each sample
-    inner: int = 1
-    samples: int = 1
+    count: int = 1  # operations that one run performs
+    graph: bool = False  # whether it replays a CUDA graph
+    seconds: list[float] = field(default_factory=list)  # of one operation, for each sample
 
     def quantiles(self) -> tuple[float, float, float]:
         """The 20%, 50% and 80% quantiles of the samples, in microseconds."""
@@ -54,44 +44,20 @@ class Call:
         return float(low), float(middle), float(high)
 
 
-def time_in_turns(calls: Sequence[Call], device: torch.device, effort: Effort, round_of: int = 4) -> None:
+def time_in_turns(calls: Sequence[Call], effort: Effort, round_of: int = 4) -> None:
     """Time each call many times, one sample of each call in turn; the calls must have run before."""
+    threads, plans = torch.get_num_threads(), []
     for call in calls:
-        seconds = _seconds(call, device, 1)
-        if seconds < effort.sample:  # the first run may be slower than the next ones
-            seconds = min(seconds, _seconds(call, device, round_of) / round_of)
-        call.inner = max(1, round(effort.sample / seconds))
-        call.inner = -(-call.inner // round_of) * round_of if call.inner > 1 else 1
-        call.samples = int(min(max(effort.total / (call.inner * seconds), effort.least), effort.most))
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        for turn in range(max((call.samples for call in calls), default=0)):
-            for call in calls:
-                if turn < call.samples:
-                    call.seconds.append(_seconds(call, device, call.inner) / (call.inner * call.count))
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _seconds(call: Call, device: torch.device, runs: int) -> float:
-    if runs > 1:
-        call.run()  # so that caches and spinning threads are those of this call
-    if device.type != "cuda":
-        began = time.perf_counter()
-        for _ in range(runs):
-            call.run()
-        return time.perf_counter() - began
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(runs):
-        call.run()
-    end.record()
-    end.synchronize()
-    return max(start.elapsed_time(end) / 1e3, 1e-9)
+        timer = Timer("run()", globals={"run": call.run}, num_threads=threads)
+        seconds = timer.timeit(round_of).mean
+        runs = max(1, round(effort.sample / seconds))
+        runs = -(-runs // round_of) * round_of if runs > 1 else 1
+        samples = int(min(max(effort.total / (runs * seconds), effort.least), effort.most))
+        plans.append((call, timer, runs, samples))
+    for turn in range(max((samples for *_, samples in plans), default=0)):
+        for call, timer, runs, samples in plans:
+            if turn < samples:
+                call.seconds.append(timer.timeit(runs).mean / call.count)
 
 
 def captured(runs: Sequence[Callable[[], Any]]) -> Callable[[], None]:
@@ -119,7 +85,7 @@ def copy_bandwidth(device: torch.device, effort: Effort, size: int | None = None
     source, target = (torch.ones(size // 4, device=device) for _ in range(2))
     call = Call("copy", lambda: target.copy_(source))
     call.run()
-    time_in_turns([call], device, effort)
+    time_in_turns([call], effort)
     return 2 * size / (call.quantiles()[1] / 1e6)
 
 

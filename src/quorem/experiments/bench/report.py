@@ -6,24 +6,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .. import words
 from ..figures import grouped
-from .grid import FULL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement, with everything that is needed to interpret it.
-
-    Args:
-        optimizer: what updates the tables, in words; "" for a lookup.
-        setting: for FBGEMM, "default" (exact Adagrad, ids checked) or "fastest" (row-wise Adagrad, ids not checked).
-        graph: 1 if it ran in a CUDA graph.
-        bytes: the fewest bytes that the op must move, see ``measure.bytes_to_move``.
-        gbps: these bytes over the median time, in 10^9 bytes per second.
-        floor_us: the time of a copy of these bytes, at the copy bandwidth measured in the same run.
-        stored_bytes: bytes of the tables.
-    """
+    """One measurement, with everything that is needed to interpret it."""
 
     mode: str
     provider: str
@@ -31,18 +19,18 @@ class Row:
     ids: str
     batch: int
     dim: int
-    graph: int
-    optimizer: str
-    setting: str
+    graph: int  # 1 if it ran in a CUDA graph
+    optimizer: str  # what updates the tables, in words; "" for a lookup
+    setting: str  # for FBGEMM, "default" (exact Adagrad, ids checked) or "fastest" (row-wise Adagrad, ids not checked)
     median_us: float
     q20_us: float
     q80_us: float
     samples: int
-    bytes: int
-    gbps: float
-    floor_us: float
+    bytes: int  # the fewest that the op must move (``measure.bytes_to_move``)
+    gbps: float  # these bytes over the median time, in 10^9 bytes per second
+    floor_us: float  # the time of a copy of these bytes, at the copy bandwidth measured in the same run
     ratio_to_floor: float
-    stored_bytes: int
+    stored_bytes: int  # of the tables
     copy_gbps: float
     device: str
     torch: str
@@ -69,11 +57,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file.
-
-    Raises:
-        ValueError: if its columns are not those of a benchmark.
-    """
+    """The rows of a file."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != CSV_COLUMNS:
@@ -108,7 +92,8 @@ def tables(rows: Sequence[Row], value: str = "time") -> str:
         for (name, scheme), line in grouped(measured, lambda row: (_name(row), row.scheme)).items():
             cells = {row.batch: _cell(row, measured, value) for row in line}
             table.append([name, f"`{scheme}`", *(cells.get(b, "") for b in batches)])
-        text += ["", *words.table(table)]
+        head, *body = (f"| {' | '.join(line)} |" for line in table)
+        text += ["", head, "|" + "---|" * len(table[0]), *body]
     return "\n".join(text) + "\n"
 
 
@@ -123,7 +108,8 @@ def _cell(row: Row, rows: Sequence[Row], value: str) -> str:
     if value == "floor":
         return f"{_short(row.gbps)} ({_short(row.ratio_to_floor)}x)"
     fused = [r for r in rows if r.provider == "fused" and (r.batch, r.graph) == (row.batch, row.graph)]
-    fused = [r for r in fused if row.provider in FULL or r.scheme == row.scheme]
+    is_full = row.provider != "fused" and row.scheme == "Full()"
+    fused = [r for r in fused if is_full or r.scheme == row.scheme]
     ratio = f" ({_short(row.median_us / fused[0].median_us)}x)" if fused and fused[0] is not row else ""
     return f"{_short(row.median_us)}{ratio}"
 

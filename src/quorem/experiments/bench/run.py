@@ -7,7 +7,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,8 @@ def _version(package: str) -> str:
 def rows(grids: Sequence[Grid], device: torch.device, *, quick: bool, say: Say, facts: dict[str, Any]) -> Iterator[Row]:
     """Measure ``grids``; yields rows as soon as a batch size is finished.
 
-    Args:
-        grids: what to measure.
-        device: device to measure on.
-        quick: use small tables and few samples, to see that everything runs.
-        say: called with lines of progress, and with the reason if a provider is skipped.
-        facts: facts about the run for every row, see ``facts_of_run``.
+    ``quick`` means small tables and few samples, to see that everything runs. ``say`` is called with lines of progress,
+    and with the reason if a provider is skipped. ``facts`` (``facts_of_run``) are in every row.
     """
     cardinalities = scaled_cardinalities(0.0005) if quick else CARDINALITIES
     effort = measure.EFFORTS["quick" if quick else device.type]
@@ -93,7 +89,7 @@ def rows(grids: Sequence[Grid], device: torch.device, *, quick: bool, say: Say, 
                 except FAILURES as error:
                     say(f"skipped: {provider} at B = {batch} in {where}: {_reason(error)}")
                     _free(device)
-            measure.time_in_turns(calls, device, effort, ROTATION)
+            measure.time_in_turns(calls, effort, ROTATION)
             for call in calls:
                 stored = scheme_of(call.name, scheme)
                 specs = [SCHEMES[stored].spec(n, dim) for n in cardinalities]
@@ -146,11 +142,7 @@ def collection(scheme: str, cardinalities: Sequence[int], dim: int, device: torc
 def build(
     provider: str, scheme: str, mode: str, cardinalities: Sequence[int], dim: int, device: torch.device
 ) -> Contender:
-    """Build a provider, and check that its vectors equal those of the collection.
-
-    Raises:
-        Skipped: if it cannot be measured here, or its vectors differ.
-    """
+    """Build a provider, and check that its vectors equal those of the collection; raises ``Skipped`` if they differ."""
     source = collection(scheme_of(provider, scheme), cardinalities, dim, device)
     probe = draw_ids("zipf", cardinalities, 7, seed=7).to(device)
     with torch.no_grad():
@@ -180,14 +172,8 @@ def _calls(provider: str, contender: Contender, mode: str, ids: list[Tensor]) ->
 
 def rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """A function that calls the next of ``runs`` each time, in turn."""
-    turn = -1
-
-    def run() -> None:
-        nonlocal turn
-        turn = (turn + 1) % len(runs)
-        runs[turn]()
-
-    return run
+    turns = cycle(runs)
+    return lambda: next(turns)()
 
 
 def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]:

@@ -1,11 +1,14 @@
 """Charts by matplotlib: as PNG and PDF, and as SVG within the page, which colours them by its theme.
 
-Means have bars or bands of one standard deviation. Each network has a panel of its own.
+Means have bars or bands of one standard deviation. Each network has a panel of its own. A series has one style in
+every figure: a mark, and a colour that colour-blind readers can tell apart. The colours are those of Okabe and Ito,
+darkened for a light background and lightened for a dark one until each has a contrast of three to one.
 """
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +22,8 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocato
 
 from ...files.atomic import replacing
 from .. import words
-from ..figures import Axes, Figure, Result
-from .lines import Line, Panel, coinciding, panels
-from .styles import Style, styles
+from ..figures import Axes, Figure
+from .lines import Line, Panel, Place, panels
 from .tradeoff import front
 
 PANEL = (4.0, 3.1)  # inches
@@ -30,13 +32,50 @@ DARK = {TEXT: "#9ba6b4", EDGE: "#303844", GRID: "#272e38", FRONT: "#77818f"}
 TRADEOFF = Axes(name="tradeoff", title="", x="embedding_bytes", x_label="embedding tables", x_log=True)
 
 
+@dataclass(frozen=True)
+class Style:
+    """Colours on light and dark background, and the mark: matplotlib's name, and a character."""
+
+    light: str
+    dark: str
+    marker: str
+    glyph: str
+
+
+FIXED = {
+    "full": Style("#2b2f36", "#e8eaee", "o", "●"),
+    "hash": Style("#c85000", "#f58a4b", "s", "■"),
+    "feature": Style("#00845f", "#2fc49b", "^", "▲"),
+    "concat": Style("#2f93cf", "#7cc8f5", "D", "◆"),
+    "add": Style("#ad7a00", "#f2bd45", "v", "▼"),
+    "mult": Style("#00589c", "#4b9cf0", "*", "★"),
+    "path": Style("#b4508a", "#e28fbd", "p", "⬟"),
+}
+OTHERS = (
+    Style("#6a51c7", "#ab98f5", "h", "⬢"),
+    Style("#8a5a3c", "#cf9f7f", "P", "✚"),
+    Style("#5f7a00", "#b3cc52", "X", "✖"),
+    Style("#a3344b", "#f28b9d", "<", "◀"),
+    Style("#007f8a", "#4fc7d1", ">", "▶"),
+    Style("#7a7a7a", "#a9b0ba", "d", "✦"),
+    Style("#d0358f", "#ff8fd0", "H", "✶"),
+    Style("#3f7d20", "#8fdc6a", "8", "◥"),
+)
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A style for each name: the paper's operations come first and have fixed styles; others use the rest in turn."""
+    wanted = dict.fromkeys(names)
+    names = [name for name in FIXED if name in wanted] + [name for name in wanted if name not in FIXED]
+    free = [*OTHERS, *(style for name, style in FIXED.items() if name not in names)]
+    others = [name for name in names if name not in FIXED]
+    return {name: FIXED[name] if name in FIXED else free[others.index(name) % len(free)] for name in names}
+
+
 def draw(figure: Figure, out_stem: Path) -> None:
     """Write ``<out_stem>.png`` and ``<out_stem>.pdf``, each completely or not at all.
 
     The PDF's fonts are TrueType (type 42), as publishers require.
-
-    Raises:
-        ValueError: if the figure has no points.
     """
     out_stem.parent.mkdir(parents=True, exist_ok=True)
     canvas = drawing(figure)
@@ -49,13 +88,7 @@ def draw(figure: Figure, out_stem: Path) -> None:
 
 
 def drawing(figure: Figure) -> Canvas:
-    """All panels of a figure side by side, with one legend.
-
-    Raises:
-        ValueError: if the figure has no points.
-    """
-    if not figure.points:
-        raise ValueError(f"figure ({figure.axes.name!r}) must have points to be drawn")
+    """All panels of a figure, which has points, side by side with one legend."""
     of_network = panels(figure)
     looks = styles(point.series for point in figure.points)
     canvas, width = _canvas(len(of_network)), PANEL[0] * len(of_network)
@@ -64,9 +97,6 @@ def drawing(figure: Figure) -> Canvas:
     for plot, (network, panel) in zip(grid, of_network.items(), strict=True):
         handles |= _fill(plot, figure.axes, panel, looks)
         plot.set_title(_plain(words.network(network)), fontsize=11)
-        if same := coinciding(panel.lines, log=figure.axes.y_log):
-            corner = {"xycoords": "axes fraction", "ha": "right", "va": "bottom", "fontsize": 8}
-            plot.annotate(_plain("; ".join(same)), (1, 1), **corner)
     if figure.axes.y != "parameters":
         trained = "; ".join(map(str, figure.conditions()))
         canvas.suptitle(f"trained on {trained}", fontsize=9, color=TEXT)
@@ -120,10 +150,10 @@ def _fill(plot: Any, axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> di
 
 def _draw(plot: Any, panel: Panel, line: Line, look: Style, number: int, joined: bool) -> Any:
     """Draw one line, and return its handle for the legend. The page finds what belongs to a series by its gid."""
-    low = [y - s for y, s in zip(line.y, line.deviation, strict=True)]
-    high = [y + s for y, s in zip(line.y, line.deviation, strict=True)]
+    low = [place.y - place.deviation for place in line.places]
+    high = [place.y + place.deviation for place in line.places]
     own, dots = {"color": look.light, "gid": f"series:{number}"}, {"color": look.light, "gid": f"points:{number}"}
-    spread = any(line.deviation)
+    spread = any(place.deviation for place in line.places)
     if line.kind == "level":
         if spread:
             plot.axhspan(low[0], high[0], alpha=0.15, lw=0, **own)
@@ -132,7 +162,7 @@ def _draw(plot: Any, panel: Panel, line: Line, look: Style, number: int, joined:
         if spread:
             plot.fill_between(line.x, low, high, alpha=0.18, lw=0, **own)
         shown = panel.shown(line)
-        plot.plot(shown.x, shown.y, lw=0, marker="o", ms=2.5, **dots)
+        plot.plot([place.x for place in shown], [place.y for place in shown], lw=0, marker="o", ms=2.5, **dots)
         return plot.plot(line.x, line.y, lw=1.5, **own)[0]
     if spread:
         plot.vlines(line.x, low, high, lw=1, **own)
@@ -160,9 +190,9 @@ def _svg(axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> str:
     plot = canvas.subplots()
     _fill(plot, axes, panel, looks)
     if axes is TRADEOFF:
-        best = front(point for line in panel.lines for point in line.points)
+        best = front(place.point for line in panel.lines for place in line.places)
         x = [*(point.embedding_bytes for point in best), panel.x_range[1]]
-        y = [words.or_nan(point.test_mean) for point in (*best, best[-1])]
+        y = [point.loss for point in (*best, best[-1])]
         plot.step(x, y, where="post", lw=5, color=FRONT, alpha=0.35, zorder=1)
     salt = repr((axes, panel))  # several SVGs in one page must not share ids
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -171,15 +201,15 @@ def _svg(axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> str:
     texts: dict[str, list[str]] = {name: [] for name in looks}
     for line in panel.lines:
         if line.kind != "level":
-            shown = panel.shown(line)
-            places = zip(shown.points, shown.x, shown.y, shown.deviation, strict=True)
-            texts[line.series] += [about(*place, axes) for place in places]
+            texts[line.series] += [about(place, axes) for place in panel.shown(line)]
     return _themed(file.getvalue(), [iter(own) for own in texts.values()])
 
 
-def about(point: Result, x: float, y: float, deviation: float, axes: Axes) -> str:
+def about(place: Place, axes: Axes) -> str:
     """What the page shows about a point, or about a step of its curve, in lines."""
-    step = f"step {x:,.0f}, {axes.y_label} {words.mean_text(y, deviation, point.trials)}"
+    point = place.point
+    threshold = point.config.get("threshold")
+    step = f"step {place.x:,.0f}, {axes.y_label} {words.mean_text(place.y, place.deviation, point.trials)}"
     losses = [
         f"test log loss {words.mean_text(point.test_mean, point.test_sd, point.trials)}",
         f"validation log loss {words.mean_text(point.validation_mean, point.validation_sd, point.trials)}",
@@ -187,7 +217,9 @@ def about(point: Result, x: float, y: float, deviation: float, axes: Axes) -> st
     ]
     rows = [
         f"{point.series} · {words.network(point.network)}",
-        *words.settings(point),
+        f"scheme {words.scheme(point.config)}",
+        *([f"threshold {threshold:,}"] if isinstance(threshold, int) else []),
+        *([f"optimizer {words.optimizer(point.optimizer)}"] if point.optimizer else []),
         *([f"{axes.x_label} {point.x:g}"] if axes.x == "x" and point.x is not None else []),
         *([step] if axes.x == "step" else []),
         *(losses if point.trials else ["not trained: parameters only"]),

@@ -3,54 +3,54 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..figures import Axes, Figure, Result, grouped
 from ..words import NETWORK_NAMES, or_nan
 
 Kind = Literal["points", "curve", "level"]
-Place = tuple[Result, float, float | None, float | None]  # a point of the figure, x, y and the deviation of y
+
+
+class Place(NamedTuple):
+    """A point of the figure, or of its curve, with its coordinates; the deviation is zero if there is none."""
+
+    point: Result
+    x: float
+    y: float
+    deviation: float
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level``, whose x is no x.
-
-    Each coordinate has its point of the figure; ``deviation`` is zero if there is none.
-    """
+    """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level``, whose x is no x."""
 
     series: str
     kind: Kind
-    points: Sequence[Result]
-    x: Sequence[float]
-    y: Sequence[float]
-    deviation: Sequence[float]
+    places: Sequence[Place]
 
-    def within(self, reach: Sequence[float]) -> "Line":
-        """The line without what lies out of a range of y."""
-        every = zip(self.points, self.x, self.y, self.deviation, strict=True)
-        return _line(self.series, self.kind, (place for place in every if reach[0] <= place[2] <= reach[1]))
+    @property
+    def x(self) -> list[float]:
+        """The x of each place."""
+        return [place.x for place in self.places]
+
+    @property
+    def y(self) -> list[float]:
+        """The y of each place."""
+        return [place.y for place in self.places]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn of one network.
+    """What is drawn of one network."""
 
-    Args:
-        lines: its lines; points without finite coordinates are left out.
-        x_range: the least and greatest x, the same in all panels of a figure.
-        marks: the x of the points of all panels.
-        end: the range of y that shows the end of training; None shows all.
-    """
+    lines: list[Line]  # points without finite coordinates are left out
+    x_range: tuple[float, float]  # the least and greatest x, the same in all panels of a figure
+    marks: list[float]  # the x of the points of all panels
+    end: list[float] | None  # the range of y that shows the end of training; None shows all
 
-    lines: list[Line]
-    x_range: tuple[float, float]
-    marks: list[float]
-    end: list[float] | None
-
-    def shown(self, line: Line) -> Line:
-        """A line of this panel without what lies out of the range of y."""
-        return line.within(self.end) if self.end else line
+    def shown(self, line: Line) -> list[Place]:
+        """The places of a line in the range of y."""
+        return [place for place in line.places if not self.end or self.end[0] <= place.y <= self.end[1]]
 
 
 def panels(figure: Figure, *, whole: bool = False) -> dict[str, Panel]:
@@ -73,32 +73,25 @@ def _lines(axes: Axes, points: Sequence[Result]) -> list[Line]:
     lines = []
     for series, members in grouped(points, lambda point: point.series).items():
         if axes.x == "step":
-            lines += [_line(series, "curve", [(point, *step) for step in point.curve]) for point in members]
+            lines += [Line(series, "curve", _finite((p, *step) for step in p.curve)) for p in members]
             continue
         are_levels = grouped(members, lambda p: p.x is None and (axes.x == "x" or p.series == axes.baseline))
-        along_x = [(point, _x(axes, point), *_y(axes, point)) for point in are_levels.get(False, [])]
-        shown = [place for place in along_x if place[1] > 0 or not axes.x_log]
-        lines.append(_line(series, "points", sorted(shown, key=lambda place: place[1])))
-        lines += [_line(series, "level", [(point, 0.0, *_y(axes, point))]) for point in are_levels.get(True, [])]
-    return [line for line in lines if line.points]
+        along_x = _finite((p, float(getattr(p, axes.x) or 0), *_y(axes, p)) for p in are_levels.get(False, []))
+        shown = [place for place in along_x if place.x > 0 or not axes.x_log]
+        lines.append(Line(series, "points", sorted(shown, key=lambda place: place.x)))
+        lines += [Line(series, "level", _finite([(p, 0.0, *_y(axes, p))])) for p in are_levels.get(True, [])]
+    return [line for line in lines if line.places]
 
 
-def _line(series: str, kind: Kind, places: Iterable[Place]) -> Line:
-    rows = [(point, x, y, _finite(sd)) for point, x, mean, sd in places if math.isfinite(y := or_nan(mean))]
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-    return Line(series, kind, *columns)
-
-
-def _x(axes: Axes, point: Result) -> float:
-    return float({"x": point.x, "parameters": point.parameters, "embedding_bytes": point.embedding_bytes}[axes.x] or 0)
+def _finite(places: Iterable[tuple[Result, float, float | None, float | None]]) -> list[Place]:
+    deviations = ((p, x, or_nan(mean), or_nan(sd)) for p, x, mean, sd in places)
+    return [Place(p, x, y, sd if math.isfinite(sd) else 0.0) for p, x, y, sd in deviations if math.isfinite(y)]
 
 
 def _y(axes: Axes, point: Result) -> tuple[float | None, float | None]:
-    return (float(point.parameters), None) if axes.y == "parameters" else point.loss(axes.y)
-
-
-def _finite(value: float | None) -> float:
-    return value if value is not None and math.isfinite(value) else 0.0
+    if axes.y == "parameters":
+        return float(point.parameters), None
+    return getattr(point, f"{axes.y}_mean"), getattr(point, f"{axes.y}_sd")
 
 
 def span(lines: Iterable[Line], *, log: bool) -> tuple[float, float]:
@@ -117,32 +110,11 @@ def end_of(lines: Iterable[Line]) -> list[float] | None:
 
     Losses at the beginning are so much higher that the ends of the curves could not be told apart.
     """
-    curves = [line for line in lines if line.kind == "curve" and len(line.x) > 2]
-    if not curves:
+    places = [place for line in lines if line.kind == "curve" and len(line.places) > 2 for place in line.places]
+    if not places:
         return None
-    begin = 0.25 * max(line.x[-1] for line in curves)
-    late = [(y - s, y + s) for c in curves for x, y, s in zip(c.x, c.y, c.deviation, strict=True) if x >= begin]
-    low, high = min(low for low, _ in late), max(high for _, high in late)
+    begin = 0.25 * max(place.x for place in places)
+    late = [place for place in places if place.x >= begin]
+    low, high = min(p.y - p.deviation for p in late), max(p.y + p.deviation for p in late)
     room = 0.06 * (high - low) or 0.01
     return [low - room, high + room]
-
-
-def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
-    """Series that are drawn on top of each other, such as ``"add ≈ mult"``.
-
-    Their distance is at most 0.4% of the height of all lines at every x.
-    """
-    height = math.log if log else float
-    every = [height(y) for line in lines for y in line.y] or [0.0]
-    limit = 0.004 * (max(every) - min(every))
-
-    def coincide(one: Line, other: Line) -> bool:
-        distances = (abs(height(a) - height(b)) for a, b in zip(one.y, other.y, strict=False))
-        return (one.kind, one.x) == (other.kind, other.x) and max(distances) <= limit
-
-    groups: list[list[Line]] = []
-    for line in lines:
-        group = next((g for g in groups if coincide(g[0], line)), None)
-        groups.append([line]) if group is None else group.append(line)
-    names = [dict.fromkeys(line.series for line in group) for group in groups]
-    return [" ≈ ".join(series) for series in names if len(series) > 1]

@@ -12,10 +12,9 @@ WITHOUT_EFFECT = ("seed", "validate_every")  # options that do not make a differ
 
 
 class Win(NamedTuple):
-    """The best series among tables of about ``2 ** power`` times the bytes of the full ones, ``low`` to ``high`` bytes.
+    """The best point among tables of about ``2 ** power`` times the bytes of the full ones, ``low`` to ``high`` bytes.
 
-    ``second`` is the best point of another series, and ``clear`` whether the two losses differ by more than the sum of
-    both deviations; each is None if there is no such.
+    ``second`` is the best point of another series; None if there is no such.
     """
 
     power: int
@@ -23,12 +22,6 @@ class Win(NamedTuple):
     high: int
     best: Result
     second: Result | None
-    clear: bool | None
-
-    @property
-    def difference(self) -> float:
-        """Test loss of the second minus that of the best."""
-        return math.nan if self.second is None else or_nan(self.second.test_mean) - or_nan(self.best.test_mean)
 
 
 def distinct(figures: Iterable[Figure]) -> list[Result]:
@@ -36,7 +29,7 @@ def distinct(figures: Iterable[Figure]) -> list[Result]:
     best: dict[str, Result] = {}
     for figure in figures:
         for point in figure.points:
-            if math.isfinite(or_nan(point.test_mean)) and point.embedding_bytes > 0:
+            if math.isfinite(point.loss) and point.embedding_bytes > 0:
                 config = {name: value for name, value in point.config.items() if name not in WITHOUT_EFFECT}
                 best.setdefault(json.dumps([point.network, config], sort_keys=True), point)
     return list(best.values())
@@ -45,8 +38,8 @@ def distinct(figures: Iterable[Figure]) -> list[Result]:
 def front(points: Iterable[Result]) -> list[Result]:
     """The points that no other point beats: no other has at most as many bytes and a lower loss."""
     best: list[Result] = []
-    for point in sorted(points, key=lambda p: (p.embedding_bytes, or_nan(p.test_mean))):
-        if not best or or_nan(point.test_mean) < or_nan(best[-1].test_mean):
+    for point in sorted(points, key=lambda p: (p.embedding_bytes, p.loss)):
+        if not best or point.loss < best[-1].loss:
             best.append(point)
     return best
 
@@ -59,7 +52,13 @@ def winners(points: Sequence[Result]) -> list[Win]:
     full = [point.embedding_bytes for point in points if is_full(point)]
     whole = max(full or [point.embedding_bytes for point in points], default=1)
     sizes = grouped(points, lambda point: round(math.log2(point.embedding_bytes / whole)))
-    return [_win(power, sizes[power]) for power in sorted(sizes, reverse=True)]
+    wins = []
+    for power in sorted(sizes, reverse=True):
+        best, *others = sorted(sizes[power], key=lambda point: point.loss)
+        second = next((point for point in others if point.series != best.series), None)
+        num_bytes = [point.embedding_bytes for point in sizes[power]]
+        wins.append(Win(power, min(num_bytes), max(num_bytes), best, second))
+    return wins
 
 
 def is_full(point: Result) -> bool:
@@ -72,12 +71,4 @@ def is_clear(one: Result, other: Result) -> bool | None:
     """Whether two test losses differ by more than the sum of both deviations; None if one has a single trial."""
     if min(one.trials, other.trials) < 2:
         return None
-    apart = abs(or_nan(one.test_mean) - or_nan(other.test_mean))
-    return apart > or_nan(one.test_sd) + or_nan(other.test_sd)
-
-
-def _win(power: int, points: Sequence[Result]) -> Win:
-    best, *others = sorted(points, key=lambda p: or_nan(p.test_mean))
-    second = next((p for p in others if p.series != best.series), None)
-    sizes = [point.embedding_bytes for point in points]
-    return Win(power, min(sizes), max(sizes), best, second, None if second is None else is_clear(best, second))
+    return abs(one.loss - other.loss) > or_nan(one.test_sd) + or_nan(other.test_sd)

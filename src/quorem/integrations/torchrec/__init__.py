@@ -13,7 +13,6 @@ except ModuleNotFoundError as error:
         " && pip install --no-deps torchrec==1.8.0"
     ) from error
 
-from .checkpoint import load, save
 from .collections import EmbeddingBagCollection, EmbeddingCollection
 from .plans import constraints
 from .state import copy_state_, to_collection
@@ -24,6 +23,4 @@ __all__ = [
     "constraints",
     "to_collection",
     "copy_state_",
-    "save",
-    "load",
 ]

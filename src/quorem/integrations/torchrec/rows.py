@@ -1,44 +1,73 @@
-"""Map ids to row numbers of TorchRec's tables, in a module without parameters that input pipelines may run early."""
+"""Map ids to rows of TorchRec's tables, in a module without parameters that input pipelines may run early.
+
+The stored tables of quorem's are divided among a few pooled tables of TorchRec's, the shards, that are read about
+equally often. A rank asks for the distinct rows of its batch, each once, in a bag of its own.
+"""
 
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import log
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ...checks import InvalidIdMode, check_ids
-from ..features import Feature, StoredTable
-from ..shards import Shards
+from ...checks import check_ids
+from ...modules.collection import EmbeddingCollection
+from ...modules.id_rules import Listed, replaced_ids, rules_of
+from ...modules.meaning import meaning_of
+from ...ops import layout as column
+from ...ops.layout import Layout, build
+from ...ops.rows import out_of_range, reads_of, rows_read
+from ...paper import init
+from ...paper.schemes.frequency import Ranks, list_sizes
+
+NOMINAL_BATCH = 8192  # batch size for which shards are balanced
+
+
+class Part(NamedTuple):
+    """A stored table of quorem's, and the interval that its initial values come from."""
+
+    name: str  # in the single-device collection, such as ``tables.user.0``
+    num_rows: int
+    width: int
+    low: float
+    high: float
+
+
+class Shard(NamedTuple):
+    """A table of TorchRec's: the rows of some parts of one width, one after another."""
+
+    name: str
+    width: int
+    parts: tuple[Part, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all parts."""
+        return sum(part.num_rows for part in self.parts)
 
 
 class Ids(NamedTuple):
-    """A feature's ids in a batch."""
+    """A feature's ids in a batch, U of them distinct."""
 
-    ids: Tensor  # [N]; the distinct ids of the batch where rows are sent once
+    distinct: Tensor  # [U]
+    valid: Tensor  # bool [U]: the id is neither padding nor out of range
+    positions: tuple[Tensor, ...]  # [U] for each part: the position of the id's row (see ``_request``)
+    inverse: Tensor  # for each id of the bags, its position in ``distinct``
     lengths: Tensor  # [B]
+    bag: Tensor | None  # for each id of the bags, its bag; None if every bag has one id
     weights: Tensor | None  # one for each id of the bags
-    used: Tensor | None = None  # bool [N, K]: which parts of the table each id reads; None where it reads all
-    inverse: Tensor | None = None  # where rows are sent once: for each id of the bags, its position in ``ids``
-    positions: tuple[Tensor, ...] = ()  # and for each part, the positions among its shard's rows of the rows read
 
 
 class RowBatch(NamedTuple):
-    """A batch of row numbers, as TorchRec's collections take them."""
+    """The rows that a batch reads, of the shards of each width, and the ids that read them."""
 
-    bags: KeyedJaggedTensor | None
-    vectors: tuple[KeyedJaggedTensor, ...]  # one for each collection of unpooled vectors, or of shards
+    rows: tuple[KeyedJaggedTensor, ...]
     features: tuple[Ids, ...]
-    id_lists: Tensor  # the lists of hot and cold ids
-
-
-class Jagged(NamedTuple):
-    """The row numbers of one key."""
-
-    values: Tensor
-    lengths: Tensor
-    weights: Tensor | None
+    ranks: Tensor  # the lists of hot and cold ids
 
 
 class RowNumbers(nn.Module):
@@ -47,80 +76,121 @@ class RowNumbers(nn.Module):
     An id out of range raises IndexError on the CPU. On a GPU it reads no row, so its vector is zero, and
     ``on_invalid_id`` says whether that is reported. The padding id reads no row either.
 
-    Args:
-        features: the features of the collection, in the order of its output.
-        id_lists: the lists of hot and cold ids.
-        bags: keys that TorchRec looks up and pools.
-        vectors: keys of each collection of unpooled vectors.
-        weighted: whether the batches have weights.
-        on_invalid_id: as in ``quorem.Embedding``.
+    Its ``state_dict`` has what the rows mean, which is compared when it is loaded, and the lists of hot and cold ids.
+
+    ``template`` is a single-device collection of the tables, on the meta device. One width has at most ``num_shards``.
     """
 
-    id_lists: Tensor
+    slots: Tensor
+    parts: Tensor
+    maps: Tensor
+    spans: Tensor
+    ranks: Tensor
+    id_rules: Tensor
+    meaning: Tensor
 
-    def __init__(
-        self,
-        features: Sequence[Feature],
-        id_lists: Tensor,
-        bags: Sequence[str],
-        vectors: Sequence[Sequence[str]],
-        weighted: bool,
-        on_invalid_id: InvalidIdMode,
-    ) -> None:
+    def __init__(self, template: EmbeddingCollection, weighted: bool, num_shards: int) -> None:
         super().__init__()
-        self.features, self.weighted = tuple(features), weighted
-        self.on_invalid_id: InvalidIdMode = on_invalid_id
-        self.bags, self.vectors = list(bags), [list(keys) for keys in vectors]
-        self.warned = False
-        self.register_buffer("id_lists", id_lists, persistent=False)
+        self.names, self.weighted = template.features, weighted
+        self.titles = [template.names[t] for t in template.table_of]
+        self.on_invalid_id, self.warned = template.on_invalid_id, False
+        layout = build(template.specs, template.padding, template.table_of, template.ranks_of).layout
+        self.limits = layout.slots[layout.spans[:, 0], column.LIMIT].tolist()
+        by_base = dict(zip((extent.base for extent in template.all_extents), parts_of(template), strict=True))
+        self.parts_read: list[list[Part]] = []  # by each feature
+        parts = []
+        for first, count in layout.spans.tolist():
+            slots = layout.parts[first : first + count].tolist()
+            found = {part[column.BASE]: part for slot in slots for part in slot if part[column.BASE] in by_base}
+            self.parts_read.append([by_base[base] for base in found])
+            parts.append(list(found.values()))
+        distinct = self.expected_rows(NOMINAL_BATCH, {})
+        widths = list(dict.fromkeys(part.width for part in by_base.values()))
+        self.groups = [
+            balanced_shards([part for part in by_base.values() if part.width == width], distinct, num_shards)
+            for width in widths
+        ]
+        # A slot for each feature, whose parts' rows are counted within the shards of their width.
+        first_row: dict[str, int] = {}
+        for group in self.groups:
+            in_order = [part for shard in group for part in shard.parts]
+            starts = accumulate((part.num_rows for part in in_order), initial=0)
+            first_row |= {part.name: start for part, start in zip(in_order, starts, strict=False)}
+        for of_feature in parts:
+            for part in of_feature:
+                part[column.BASE], part[column.PITCH] = first_row[by_base[part[column.BASE]].name], 1
+        most = max(map(len, parts))
+        parts = [part + [[*column.UNUSED_PART]] * (most - len(part)) for part in parts]
+        rules, self.listed = rules_of(template, layout)
+        integers: dict[str, Any] = {"slots": layout.slots[layout.spans[:, 0]].long(), "parts": parts}
+        integers |= {"maps": layout.maps, "spans": layout.spans, "id_rules": rules}
+        for name, values in integers.items():
+            self.register_buffer(name, torch.as_tensor(values, device="cpu"), persistent=False)
+        self.register_buffer("ranks", layout.ranks, persistent=len(layout.ranks) > 0)
+        self.register_buffer("meaning", meaning_of(template))
+        self.expected = self.meaning.tolist()
 
     def forward(self, features: KeyedJaggedTensor) -> RowBatch:
-        """The row numbers of a batch.
-
-        Raises:
-            KeyError: if a feature is missing.
-            ValueError: if weights are missing, or keys have different batch sizes.
-            TypeError: if the ids are not integers.
-            IndexError: if an id on the CPU is outside its table.
-        """
+        """The rows that the batch reads."""
         self._check(features)
-        if self.id_lists.device != features.device():
-            self.id_lists = self.id_lists.to(features.device())
-        batches, rows = self._ids(features), []
-        for i, (f, unread) in enumerate(
-            zip(self.features, self._unread([batch.ids for batch in batches]), strict=True)
-        ):
-            ids = batches[i].ids if unread is None else batches[i].ids.clamp(0, f.spec.num_embeddings - 1)
-            reads = f.reads(ids, self.id_lists)
-            used = reads.used
-            if unread is not None:
-                read = unread.logical_not()[:, None].expand(-1, len(reads.rows))
-                used = read if used is None else used & read
-            batches[i] = batches[i]._replace(used=used)
-            rows.append(reads.rows)
-        return self._row_batch(batches, rows, features.stride())
-
-    def _ids(self, features: KeyedJaggedTensor) -> list[Ids]:
-        """Each feature's ids."""
-        batches = []
-        for f in self.features:
-            jagged = features[f.name]
+        layout = Layout(self.slots, self.parts, self.maps, self.spans, self.ranks)
+        batches, rows, outside = [], [], []
+        single = features.values().numel() == features.lengths().numel() and bool(features.lengths().all())
+        for f, name in enumerate(self.names):
+            jagged = features[name]
+            ids, inverse = torch.unique(jagged.values().long(), return_inverse=True)
+            ids = self._of_table(ids, f)
+            outside.append(self._outside(ids, f))
+            reads = reads_of(ids[:, None], self.slots[f : f + 1], self.parts[f : f + 1], layout)
+            rows.append(rows_read(reads)[:, 0])
             weights = jagged.weights() if self.weighted else None
-            batches.append(Ids(f.ids_of_table(jagged.values()), jagged.lengths(), weights))
-        return batches
+            lengths = jagged.lengths()
+            bag = None if single else torch.arange(len(lengths), device=ids.device).repeat_interleave(lengths)
+            batches.append(Ids(ids, reads.valid[:, 0], (), inverse, lengths, bag, weights))
+        self._report(outside)
+        requests: list[KeyedJaggedTensor] = []
+        positions: dict[tuple[int, int], Tensor] = {}
+        every = [(f, j, part) for f, parts in enumerate(self.parts_read) for j, part in enumerate(parts)]
+        for group in self.groups:
+            readers = [(f, j) for f, j, part in every if part.width == group[0].width]
+            request, index = _request(group, torch.cat([rows[f][:, j] for f, j in readers]))
+            positions |= zip(readers, index.split([len(rows[f]) for f, _ in readers]), strict=True)
+            requests.append(request)
+        for f, batch in enumerate(batches):
+            of_parts = tuple(positions[f, j] for j in range(len(self.parts_read[f])))
+            batches[f] = batch._replace(positions=of_parts)
+        return RowBatch(tuple(requests), tuple(batches), self.ranks)
 
-    def _row_batch(self, batches: list[Ids], rows: list[list[Tensor]], stride: int) -> RowBatch:
-        """The row numbers under TorchRec's keys; ``rows`` has, for each feature and part, the row of each id."""
-        jagged: dict[str, Jagged] = {}
-        for f, batch, of_parts in zip(self.features, batches, rows, strict=True):
-            jagged.update(zip(f.keys, _jagged(f, batch, of_parts), strict=True))
-        bags = _keyed(self.bags, jagged, stride) if self.bags else None
-        vectors = tuple(_keyed(keys, jagged, stride, weighted=False) for keys in self.vectors)
-        return RowBatch(bags, vectors, tuple(batches), self.id_lists)
+    def expected_rows(self, batch_size: int, ids_per_sample: Mapping[str, float]) -> dict[str, float]:
+        """How many distinct rows of each part a batch reads, by the part's name, if ids follow Zipf's law.
+
+        The i-th most frequent of n ids then has a share of about ``1 / (i log(1 + n))`` of the lookups. So the first
+        ``common`` ids occur in every batch, and others in proportion to their shares.
+        """
+        distinct: dict[str, float] = {}
+        for name, n, parts in zip(self.names, self.limits, self.parts_read, strict=True):
+            ids = batch_size * ids_per_sample.get(name, 1)
+            common = min(ids / log(1 + n), n)
+            for part in parts:
+                rows = min(common * (1 + log(n / common)), part.num_rows)
+                distinct[part.name] = min(distinct.get(part.name, 0) + rows, part.num_rows)
+        return distinct
+
+    def _of_table(self, ids: Tensor, f: int) -> Tensor:
+        """``ids`` ``[U]`` of a feature, with raw ids hashed to ids of the table and unknown ids replaced."""
+        if not len(self.id_rules):
+            return ids
+        limit, listed = ids.new_tensor(self.limits[f : f + 1]), []
+        for other in self.listed:
+            if other.feature == f:
+                sizes = list_sizes(other.spec)
+                start = int(self.slots[f, column.HOT])
+                listed = [Listed(0, other.spec, Ranks(*self.ranks[start : start + sum(sizes)].split(sizes)))]
+        return replaced_ids(ids[:, None], None, self.id_rules[f : f + 1], limit, listed)[:, 0]
 
     def _check(self, features: KeyedJaggedTensor) -> None:
         keys = features.keys()
-        if missing := [f.name for f in self.features if f.name not in keys]:
+        if missing := [name for name in self.names if name not in keys]:
             raise KeyError(f"features has keys {keys} but must have {', '.join(map(repr, missing))}")
         if self.weighted and features.weights_or_none() is None:
             raise ValueError("features must have weights: the collection was made with is_weighted=True")
@@ -128,167 +198,82 @@ class RowNumbers(nn.Module):
             raise ValueError("features must have one batch size for all keys")
         check_ids(features.values(), "features")
 
-    @property
-    def stored(self) -> list[StoredTable]:
-        """TorchRec's tables."""
-        return list({stored.name: stored for f in self.features for stored in f.stored}.values())
+    def _outside(self, ids: Tensor, f: int) -> Tensor:
+        """The number of distinct ids out of range; raises IndexError on the CPU."""
+        outside = out_of_range(ids, self.slots[f, column.LIMIT])
+        if raises_at_once(ids) and outside.any():
+            rule = f"is outside [0, {self.limits[f]}) of table {self.titles[f]}"
+            raise IndexError(f"id {int(ids[outside][0])} {rule}")
+        return outside.sum()
 
-    def _unread(self, ids: Sequence[Tensor]) -> list[Tensor | None]:
-        """For each feature, which of its ids are padding or out of range, so that they read no row; None if none is."""
-        masks: dict[int, Tensor] = {}
-        counts: list[Tensor] = []
-        for j, f in enumerate(self.features):
-            mask, outside = _unread(f, ids[j])
-            if mask is not None:
-                masks[j] = mask
-                counts.append(torch.stack([mask.sum(), outside]))
-        numbers = torch.stack(counts).tolist() if counts else []  # the only place that waits for the GPU
-        if num_outside := sum(outside for _, outside in numbers):
-            self._report(num_outside)
-        unread = {j: mask for (j, mask), (count, _) in zip(masks.items(), numbers, strict=True) if count}
-        return [unread.get(j) for j in range(len(self.features))]
-
-    def _report(self, num_outside: int) -> None:
+    def _report(self, outside: list[Tensor]) -> None:
         """Handle ids out of range on a GPU as ``on_invalid_id`` says."""
-        tables = ", ".join(dict.fromkeys(f"table {f.table}" for f in self.features))
-        if self.on_invalid_id == "raise":
-            raise IndexError(f"{num_outside} ids are out of range in {tables}")
-        if self.on_invalid_id == "warn" and not self.warned:
+        is_silent = self.on_invalid_id == "trust" or (self.on_invalid_id == "warn" and self.warned)
+        if is_silent or raises_at_once(outside[0]):
+            return
+        counts = torch.stack(outside).tolist()  # waits for the GPU
+        if any(counts):
+            titles = ", ".join(f"table {t}" for t, count in zip(self.titles, counts, strict=True) if count)
+            if self.on_invalid_id == "raise":
+                raise IndexError(f"{sum(counts)} ids are out of range in {titles}")
             self.warned = True
-            warnings.warn(f"{num_outside} ids out of range in {tables}: each gave a vector of zeros", stacklevel=2)
+            warnings.warn(f"{sum(counts)} ids out of range in {titles}: each gave a vector of zeros", stacklevel=2)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        saved = state_dict.get(f"{prefix}meaning")
+        if saved is not None and saved.tolist() != self.expected:
+            rule = "must be tables of the same names, sizes, partitions and operations"
+            raise ValueError(f"the tables of {prefix.removesuffix('rows.') or 'the collection'} {rule} as were saved")
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-class UniqueRows(RowNumbers):
-    """Maps ids to the distinct rows of a batch, in the few TorchRec tables that contain all rows (``shards``).
+def parts_of(template: EmbeddingCollection) -> list[Part]:
+    """The stored tables of a collection, then those of its pools."""
+    intervals: list[tuple[float, float]] = []
+    for t, spec in enumerate(template.specs):
+        intervals += init.intervals(spec, std=template.start_std([t]))
+    for pool in template.pools.values():
+        specs, std = [template.specs[t] for t in pool.offsets], template.start_std(pool.offsets)
+        bound = init.pool_bound(len(pool.extents), specs, std)
+        intervals += [(-bound, bound)] * len(pool.extents)
+    named = zip(template.named_tables(), intervals, strict=True)
+    return [Part(name, len(view), view.shape[1], *interval) for (name, view), interval in named]
 
-    A rank requests the distinct rows of its batch, and composes and pools them itself. So ids that occur several times
-    are sent once, and so are rows that many ids share.
 
-    Args:
-        features: the features of the collection, in the order of its output.
-        id_lists: the lists of hot and cold ids.
-        shards: where the rows are.
-        weighted: whether the batches have weights.
-        on_invalid_id: as in ``quorem.Embedding``.
+def balanced_shards(parts: Sequence[Part], distinct: Mapping[str, float], num_shards: int) -> list[Shard]:
+    """Divide parts of one width among tables that are read about equally often; a part is not split."""
+    divided: list[list[Part]] = [[] for _ in range(min(num_shards, len(parts)))]
+    loads = [0.0] * len(divided)
+    for part in sorted(parts, key=lambda part: -distinct[part.name]):
+        shard = loads.index(min(loads))
+        loads[shard] += distinct[part.name]
+        divided[shard].append(part)
+    width = parts[0].width
+    return [Shard(f"rows{width}:{s}", width, tuple(of_shard)) for s, of_shard in enumerate(divided)]
+
+
+def _request(shards: Sequence[Shard], rows: Tensor) -> tuple[KeyedJaggedTensor, Tensor]:
+    """A bag for each distinct row of some shards, and the position of each of ``rows`` among their vectors.
+
+    Position 0 is that of no row (UNUSED); the vectors of the first shard follow, then those of the second, and so on.
+    Shards with fewer rows than others end with empty bags.
     """
-
-    def __init__(
-        self,
-        features: Sequence[Feature],
-        id_lists: Tensor,
-        shards: Shards,
-        weighted: bool,
-        on_invalid_id: InvalidIdMode,
-    ) -> None:
-        keys = [[table.name for table in group] for group in shards.groups]
-        super().__init__(features, id_lists, [], keys, weighted, on_invalid_id)
-        self.shards = shards
-
-    @property
-    def stored(self) -> list[StoredTable]:
-        """The shards."""
-        return [table for group in self.shards.groups for table in group]
-
-    def _ids(self, features: KeyedJaggedTensor) -> list[Ids]:
-        """Each feature's distinct ids."""
-        batches = []
-        for batch in super()._ids(features):
-            ids, inverse = torch.unique(batch.ids, return_inverse=True)
-            batches.append(batch._replace(ids=ids, inverse=inverse))
-        return batches
-
-    def _row_batch(self, batches: list[Ids], rows: list[list[Tensor]], stride: int) -> RowBatch:
-        """The distinct rows of each shard, each in a bag of its own."""
-        read: dict[tuple[int, int], dict[tuple[int, int], Tensor]] = {}  # by group and shard, then by feature and part
-        for i, (f, batch) in enumerate(zip(self.features, batches, strict=True)):
-            for j, (part, numbers) in enumerate(zip(f.parts, rows[i], strict=True)):
-                location = self.shards.locations[part.name]
-                numbers = (numbers if batch.used is None else numbers[batch.used[:, j]]) + location.base
-                read.setdefault((location.group, location.shard), {})[i, j] = numbers.long()
-        distinct: dict[tuple[int, int], Tensor] = {}
-        positions: dict[tuple[int, int], Tensor] = {}
-        for shard, of_parts in read.items():
-            distinct[shard], inverse = torch.unique(torch.cat(list(of_parts.values())), return_inverse=True)
-            positions |= zip(of_parts, inverse.split([len(numbers) for numbers in of_parts.values()]), strict=True)
-        for i, f in enumerate(self.features):
-            batches[i] = batches[i]._replace(positions=tuple(positions[i, j] for j in range(len(f.parts))))
-        keyed = tuple(
-            _one_row_each(tables, [distinct[group, shard] for shard in range(len(tables))])
-            for group, tables in enumerate(self.shards.groups)
-        )
-        return RowBatch(None, keyed, tuple(batches), self.id_lists)
-
-
-def _one_row_each(tables: Sequence[StoredTable], rows: list[Tensor]) -> KeyedJaggedTensor:
-    """Row numbers of some shards as bags of one row; shards with fewer rows than others end with empty bags."""
-    counts = [len(each) for each in rows]
-    stride = max(1, *counts)  # TorchRec does not support an empty batch
-    lengths = torch.zeros(len(tables), stride, dtype=torch.int32, device=rows[0].device)
-    for length, count in zip(lengths, counts, strict=True):
-        length[:count] = 1
-    values = torch.cat(rows)
-    if max(table.num_rows for table in tables) < 2**31:
+    none = rows.new_full((1,), column.UNUSED)  # lower than all rows
+    distinct, inverse = torch.unique(torch.cat([none, rows]), return_inverse=True)
+    bounds = torch.tensor([0, *accumulate(shard.num_rows for shard in shards)], device=rows.device)
+    first = torch.searchsorted(distinct, bounds)  # the position of each shard's first row
+    counts = first.diff()
+    stride = max(1, int(counts.max()))  # TorchRec does not support an empty batch
+    shard = torch.arange(len(shards), device=rows.device).repeat_interleave(counts)
+    index = torch.arange(1, len(distinct), device=rows.device) - first[shard] + shard * stride + 1
+    values = distinct[1:] - bounds[shard]
+    if max(each.num_rows for each in shards) < 2**31:
         values = values.int()  # half as many bytes to send
-    keys = [table.name for table in tables]
-    return KeyedJaggedTensor(keys, values, lengths=lengths.flatten(), stride=stride, length_per_key=counts)
+    lengths = (torch.arange(stride, device=rows.device) < counts[:, None]).int()
+    keyed = KeyedJaggedTensor([each.name for each in shards], values, lengths=lengths.flatten(), stride=stride)
+    return keyed, torch.cat([torch.zeros_like(none), index])[inverse[1:]]
 
 
 def raises_at_once(ids: Tensor) -> bool:
     """Whether an id out of range raises IndexError at once: not on a GPU, where the check would wait for the GPU."""
     return ids.device.type == "cpu"
-
-
-def _unread(feature: Feature, ids: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Which ids ``[N]`` read no row (None if all are known to read some), and the number of ids out of range."""
-    limit, padding = feature.spec.num_embeddings, feature.padding
-    none = torch.zeros((), dtype=torch.int64, device=ids.device)
-    if raises_at_once(ids):
-        low, high = ids.aminmax() if len(ids) else (0, 0)
-        if low < 0 or high >= limit:
-            value = int(ids[(ids < 0) | (ids >= limit)][0])
-            raise IndexError(f"id {value} is outside [0, {limit}) of table {feature.table}")
-        return None if padding is None else ids == padding, none
-    invalid = (ids < 0) | (ids >= limit)
-    return invalid if padding is None else invalid | (ids == padding), invalid.sum()
-
-
-def _jagged(feature: Feature, batch: Ids, rows: list[Tensor]) -> list[Jagged]:
-    """The row numbers of each of the feature's keys."""
-    lengths, weights, used = batch.lengths, batch.weights, batch.used
-    rows = [row + base if base else row for row, base in zip(rows, feature.bases, strict=True)]
-    if feature.merged:
-        numbers = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
-        if weights is not None:
-            weights = weights[:, None].expand(numbers.shape)
-        if used is None:
-            lengths = lengths * len(rows) if len(rows) > 1 else lengths
-            return [Jagged(numbers.flatten(), lengths, None if weights is None else weights.flatten())]
-        return [Jagged(numbers[used], lengths_of(used.sum(1), lengths), None if weights is None else weights[used])]
-    if used is None:
-        return [Jagged(row, lengths, weights) for row in rows]
-    return [
-        Jagged(row[mask], lengths_of(mask, lengths), None if weights is None else weights[mask])
-        for row, mask in zip(rows, used.unbind(1), strict=True)
-    ]
-
-
-def lengths_of(counts: Tensor, lengths: Tensor) -> Tensor:
-    """The sum of ``counts`` ``[N]`` over each bag; the bags have ``lengths`` ``[B]``."""
-    sums = nn.functional.pad(counts.cumsum(0), (1, 0))
-    bounds = nn.functional.pad(lengths.cumsum(0), (1, 0))
-    return sums[bounds].diff().to(lengths.dtype)
-
-
-def _keyed(keys: list[str], jagged: dict[str, Jagged], stride: int, weighted: bool = True) -> KeyedJaggedTensor:
-    """The batch of some keys. TorchRec does not support an empty batch: it gets one sample without ids instead."""
-    values, lengths, weights = zip(*(jagged[key] for key in keys), strict=True)
-    if not stride:
-        stride, lengths = 1, tuple(length.new_zeros(1) for length in lengths)
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=torch.cat(values),
-        lengths=torch.cat(lengths).int(),
-        weights=torch.cat(weights) if weighted and weights[0] is not None else None,
-        stride=stride,
-        length_per_key=[len(v) for v in values],
-    )

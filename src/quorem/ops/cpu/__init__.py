@@ -1,9 +1,8 @@
 """Fused kernels for the CPU, compiled by Numba on first use; plain PyTorch runs where Numba is missing.
 
-From the inside out: ``memory`` and ``vector`` (loads and stores), ``codes``, ``rounding``, ``source`` (the layout),
-``rows``, ``lookup``, ``areas`` (summed gradients), ``gradients``, ``replay`` and ``rules`` are compiled. ``launch``
-turns tensors into what these take, ``pages`` gives memory, and ``sharing`` says which slots are summed together.
-``launch``, ``launch_gradients`` and ``launch_rules`` are the ops.
+``vector`` (loads, stores and arithmetic), ``codes``, ``rounding``, ``rows`` and ``sums`` (of gradients) are compiled
+into the kernels of ``lookup``, ``gradients``, ``replay`` and ``rules``, whose last functions are the ops. ``launch``
+turns tensors into what kernels take, ``pages`` gives memory, and ``sharing`` says which slots are summed together.
 """
 
 from collections.abc import Callable
@@ -11,15 +10,6 @@ from functools import cache
 from typing import Any
 
 from ..layout import Layout
-
-
-def compile_seconds() -> float:
-    """Seconds that this process has spent on compiling kernels; 0 where there are none."""
-    if not kernels():
-        return 0.0
-    from .compiled import compilations
-
-    return compilations.seconds
 
 
 def word_bytes(layout: Layout) -> int:
@@ -41,17 +31,11 @@ def kernels() -> dict[str, Callable[..., Any]]:
         return {}
     if getattr(config, "DISABLE_JIT", False):
         return {}
-    from . import launch, launch_gradients, launch_rules, projection
+    from . import gradients, lookup, projection, replay, rules
 
     ops: tuple[Callable[..., Any], ...] = (
-        launch.lookup,
-        launch_gradients.backward,
-        launch_gradients.row_grads,
-        launch_gradients.sample_weights_backward,
-        launch_rules.update_,
-        launch_rules.rows_update_,
-        launch_rules.catch_up_,
-        launch_rules.rows_catch_up_,
-        projection.project,
+        *(lookup.lookup, gradients.backward, gradients.row_grads),
+        *(rules.update_, rules.rows_update_, replay.catch_up_, replay.rows_catch_up_),
+        *(projection.project, projection.project_backward, projection.lookup_split),
     )
     return {op.__name__: op for op in ops}

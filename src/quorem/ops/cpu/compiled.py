@@ -5,7 +5,6 @@ One line on stderr says so, once in a command, since it takes seconds; ``QUOREM_
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,20 @@ inner = register_jitable(**INLINED)  # it is: for loops over columns, which are 
 
 
 class Compilations(event.Listener):
-    """The seconds that compiling ``kernels`` has taken so far; the first of them is announced."""
+    """Announces the first compilation of ``kernels``."""
 
     def __init__(self) -> None:
         self.kernels: set[int] = set()  # by id
-        self.seconds = 0.0
 
     def on_start(self, compilation: Any) -> None:
-        """Announce it, and start to count."""
-        if id(compilation.data["dispatcher"]) in self.kernels:
-            self._start = time.perf_counter()
-            if os.environ.get("QUOREM_QUIET", "0") in ("", "0") and os.environ.get("RANK", "0") == "0":
-                os.environ["QUOREM_QUIET"] = "1"  # neither this process nor those that it starts repeat it
-                print(TEXT, file=sys.stderr, flush=True)
+        """Announce it, unless one was announced."""
+        is_wanted = os.environ.get("QUOREM_QUIET", "0") in ("", "0") and os.environ.get("RANK", "0") == "0"
+        if is_wanted and id(compilation.data["dispatcher"]) in self.kernels:
+            os.environ["QUOREM_QUIET"] = "1"  # neither this process nor those that it starts repeat it
+            print(TEXT, file=sys.stderr, flush=True)
 
     def on_end(self, compilation: Any) -> None:
-        """Count the seconds."""
-        if id(compilation.data["dispatcher"]) in self.kernels:
-            self.seconds += time.perf_counter() - self._start
+        """Nothing: Numba asks for this method."""
 
 
 compilations = Compilations()

@@ -1,26 +1,25 @@
-"""From tensors to what the kernels take: the ids of a batch and the rows that they read; and lookups.
-
-A small batch runs on the calling thread, a large one on as many threads as torch may use.
-"""
+"""From tensors to what the kernels take: the ids of a batch, the rows that they read, and rules that move these."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..codes import NARROW, row_bytes
-from ..layout import Layout, check_rows, num_rows_read
-from ..lookup import CodeOptions, count_invalid_
+from ...paper.schemes import Full
+from ..codes import NARROW, code_bytes, num_stored, stored_shape
+from ..layout import Layout, build, check_rows, num_rows_read
+from ..lookup import CodeOptions
 from ..per_tensor import PerTensor
-from ..rows import IdBatch, accumulator, raise_out_of_range
+from ..pieces import Gradient
+from ..rows import IdBatch, accumulator
+from ..state import RowRule, RowWiseAdagradState
 from ..words import with_words
-from . import lookup as kernels
-from .pages import in_huge_pages
-from .source import BLOCK
-from .threads import run_tasks, threads_for
+from .codes import CODE_KINDS
+from .rows import BLOCK, fill_bags
 from .vector import columns
 
 # What the kernels take as ``kind`` (see ``vector``).
@@ -30,8 +29,6 @@ KINDS = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
 }
-# Of quantized rows, by their bits and whether they are narrow.
-CODE_KINDS = {(8, False): np.uint8(0), (4, False): np.int8(0), (8, True): np.uint32(0), (4, True): np.int32(0)}
 MOST_PARTITIONS = 128  # kernels keep the rows of a block on the stack, 1 KB for each partition
 STREAMED = 1 << 23  # bytes of output from which on it is written past the caches
 _NO_CODES = CodeOptions()
@@ -51,66 +48,47 @@ class KernelInput:
 
 
 def kernel_input(
-    batch: IdBatch,
-    stored: Tensor,
-    layout: Layout,
-    grad: Tensor | None = None,
-    codes: CodeOptions = _NO_CODES,
+    batch: IdBatch, stored: Tensor, layout: Layout, grad: Gradient | None = None, codes: CodeOptions = _NO_CODES
 ) -> KernelInput | None:
-    """What kernels take of a batch; None if they cannot take it.
-
-    Args:
-        batch: the ids.
-        stored: what they read from.
-        layout: of ``stored``.
-        grad: of the vectors, where there is one.
-        codes: of ``stored``, where its rows are quantized.
-    """
+    """What kernels take of a batch; None if they cannot take it, or ``grad``, the gradient of its vectors."""
     ids, offsets, sample_weights, mean = batch
-    features, width = layout.spans.shape[0], columns(codes.get("width", stored.shape[1]))
+    features, width = layout.spans.shape[0], codes.get("width", stored.shape[1])
     if offsets is None:
-        size, fits = ids.shape[0], ids.dim() == 2 and ids.shape[1] == features
+        size, is_shaped = ids.shape[0], ids.dim() == 2 and ids.shape[1] == features
     else:
         size, rest = divmod(len(offsets) - 1, features)
-        fits = ids.dim() == 1 and not rest and (sample_weights is None or sample_weights.shape == ids.shape)
-    kind = _kind(ids, stored, layout, grad, size, codes)
-    known = kernel_layout(layout) if fits and kind is not None else None
+        is_shaped = ids.dim() == 1 and not rest and (sample_weights is None or sample_weights.shape == ids.shape)
+    if ids.dtype not in (torch.int32, torch.int64):
+        return None
+    if isinstance(grad, Tensor) and (
+        grad.dtype not in (stored.dtype, accumulator(stored)) or grad.shape != (size, layout.slots.shape[0], width)
+    ):
+        return None
+    kind: Any = KINDS.get(stored.dtype)
+    num_rows, row_size = len(stored), stored.shape[1] * stored.itemsize
+    if codes and stored.dtype == torch.uint8 and stored.shape[1] == stored_shape(1, width, codes["bits"])[1]:
+        kind, num_rows = CODE_KINDS[codes["bits"], width <= NARROW], num_stored(stored, width)
+        row_size = code_bytes(width, codes["bits"]) if width <= NARROW else row_size
+    known = kernel_layout(layout) if is_shaped and kind is not None else None
     if known is None:
         return None
     stored = stored.contiguous()
-    check_rows(stored, known.num_rows)
-    rows = (stored.data_ptr(), stored.shape[1] * stored.itemsize, *known.fields)
+    check_rows(num_rows, known.num_rows)
+    rows = (stored.data_ptr(), row_size, *known.fields)
     if offsets is None:
         source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), *ids.stride(), size, 0, 0, 0)
-        return KernelInput(kind, width, source, size, size * features, size, (ids, stored, known))
+        return KernelInput(kind, columns(width), source, size, size * features, size, (ids, stored, known))
     ids, offsets = ids.contiguous(), offsets.long().contiguous()
     entries = ids.new_empty(ids.shape, dtype=torch.int32)  # the batch entry of each id
     factors = stored.new_empty(ids.shape, dtype=accumulator(stored))
     weights = None if sample_weights is None else sample_weights.to(factors.dtype).contiguous()
     jagged = (offsets.data_ptr(), entries.data_ptr(), factors.data_ptr())
     source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), 1, 0, size, *jagged)
-    if not kernels.fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
+    if not fill_bags(kind, source, 0 if weights is None else weights.data_ptr(), len(ids), mean):
         return None
     longest = int(offsets[::size].diff().max()) if size else 0
-    return KernelInput(kind, width, source, size, len(ids), longest, (ids, stored, known, offsets, entries, factors))
-
-
-def _kind(
-    ids: Tensor, stored: Tensor, layout: Layout, grad: Tensor | None, size: int, codes: CodeOptions
-) -> Any | None:
-    """The kind of the rows; None if kernels cannot take the arguments."""
-    kind: Any = KINDS.get(stored.dtype)
-    if codes:
-        width, bits = codes["width"], codes["bits"]
-        fits = stored.dtype == torch.uint8 and stored.shape[1] == row_bytes(width, bits)
-        kind = CODE_KINDS.get((bits, width <= NARROW)) if fits else None
-    if ids.dtype not in (torch.int32, torch.int64):
-        return None
-    if grad is not None and (
-        grad.dtype != stored.dtype or grad.shape != (size, layout.slots.shape[0], stored.shape[1])
-    ):
-        return None
-    return kind
+    memory = (ids, stored, known, offsets, entries, factors)
+    return KernelInput(kind, columns(width), source, size, len(ids), longest, memory)
 
 
 class KernelLayout(NamedTuple):
@@ -118,7 +96,7 @@ class KernelLayout(NamedTuple):
 
     stamp: tuple[int, ...]
     num_rows: int  # that ``stored`` must have
-    fields: tuple[int, ...]  # of ``Source``, from ``slots`` to ``integer``
+    fields: tuple[Any, ...]  # of ``Source``, from ``slots`` to ``integer``
     maps: Tensor  # with the words of lists
     kept: tuple[Tensor, ...]  # with the addresses of ``fields`` and ``stamp``; not ``layout.slots``: this dies with it
 
@@ -127,21 +105,16 @@ _layouts = PerTensor()  # layout.slots -> KernelLayout
 
 
 def kernel_layout(layout: Layout) -> KernelLayout | None:
-    """A layout as kernels take it, kept until one of its tensors changes; None if they cannot take it.
-
-    Raises:
-        TypeError, ValueError: as ``num_rows_read``.
-    """
+    """A layout, checked, as kernels take it, kept until one of its tensors changes; None if they cannot take it."""
     stamp, known = _stamp(layout), _layouts.get(layout.slots)
     if known is not None and known.stamp == stamp:
         return cast(KernelLayout, known)
     if layout.parts.shape[1] > MOST_PARTITIONS or not all(t.is_contiguous() for t in layout):
         return None
     num_rows, words = num_rows_read(layout), with_words(layout, layout.slots)
-    tensors = (words.slots, layout.parts, words.maps, layout.spans)
+    slots, parts, maps, spans = (t.data_ptr() for t in (words.slots, layout.parts, words.maps, layout.spans))
     integer = np.int32(0) if layout.slots.dtype == torch.int32 else np.int64(0)
-    sizes = (words.levels, *layout.parts.shape[:2], layout.spans.shape[0], integer)
-    fields = (*(tensor.data_ptr() for tensor in tensors), *sizes)
+    fields = (slots, parts, maps, spans, words.levels, *layout.parts.shape[:2], layout.spans.shape[0], integer)
     kept = (*layout[1:], words.slots) if words.levels else layout[1:]
     return _layouts.set(layout.slots, KernelLayout(stamp, num_rows, fields, words.maps, kept))
 
@@ -156,51 +129,37 @@ def _stamp(layout: Layout) -> tuple[int, ...]:
         return (*(hash(tensor.numpy().tobytes()) for tensor in layout), *addresses)
 
 
-def lookup(
-    batch: IdBatch,
-    stored: Tensor,
-    layout: Layout,
-    invalid: Tensor | None = None,
-    *,
-    names: str,
-    **codes: Unpack[CodeOptions],
-) -> Tensor:
-    """``ops.lookup.lookup``, or IndexError for an id out of range."""
-    inputs = kernel_input(batch, stored, layout, codes=codes)
-    if inputs is None:
-        return NotImplemented
-    dtype = wanted = codes.get("dtype", stored.dtype)
-    if codes and wanted is torch.float64:
-        dtype = torch.float32  # what kernels write if rows are codes
-    shape = (inputs.size, layout.parts.shape[0], codes.get("width", stored.shape[1]))
-    out = in_huge_pages(stored.new_empty(shape, dtype=dtype))
-    if _write(inputs, layout, out, single=batch.offsets is None):
-        if invalid is None:
-            raise_out_of_range(batch, layout, names)
-        else:
-            count_invalid_(batch, invalid, layout)
-    return out if dtype is wanted else out.double()
-
-
-def _write(inputs: KernelInput, layout: Layout, out: Tensor, single: bool) -> bool:
-    """Write the vectors of single ids, or the pooled vectors of bags. Returns whether an id was out of range."""
-    (slots, partitions, _), width, address = layout.parts.shape, out.shape[2], out.data_ptr()
-    streamed = out.nbytes >= STREAMED and (address | width * out.itemsize) % 64 == 0
-    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[out.dtype], address)
-
-    def run(first: int, last: int) -> bool:
-        if single:
-            invalid: bool = kernels.lookup(*fixed, streamed, first, last)
-        else:
-            carry = out.new_empty(width, dtype=accumulator(out))
-            invalid = kernels.bag(*fixed, carry.data_ptr(), first, last)
-        return invalid
-
-    threads = threads_for(inputs.num_ids * slots // layout.spans.shape[0] * width * partitions)
-    return run(0, inputs.size) if threads == 1 else run_tasks(run, ranges(inputs.size, threads), threads)
-
-
 def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:
     """``n`` entries in ranges of whole blocks, four a thread, so that a slow thread can leave some to the others."""
     step = n if threads == 1 else -(-n // (4 * threads * BLOCK)) * BLOCK
     return ((first, min(first + step, start + n)) for first in range(start, start + n, max(step, 1)))
+
+
+def rows_as_ids(rows: Tensor, stored: Tensor) -> tuple[IdBatch, Layout]:
+    """``rows`` as ids of one table, which is ``stored``, or IndexError. Those below 0 are no ids."""
+    rows = rows.flatten()
+    if len(rows) and int(rows.max()) >= len(stored):
+        raise IndexError(f"rows ({int(rows.max())}) must be below the number of rows ({len(stored)})")
+    return IdBatch(rows[:, None].long()), _rows_as_table(len(stored))
+
+
+@lru_cache(maxsize=16)
+def _rows_as_table(num_rows: int) -> Layout:
+    return build([Full().spec(num_rows, 1)], [None]).layout
+
+
+def fits(stored: Tensor, rule: RowRule) -> bool:
+    """Whether there are kernels for the rule, and they can change ``stored`` and its state in place.
+
+    There are none for float16 that is rounded at random, and for row-wise sums where a row of a table is several rows
+    of ``stored``.
+    """
+    if not rule.entry.fused or stored.dtype not in KINDS or not stored.is_contiguous():
+        return False
+    if stored.dtype == torch.float16 and rule.rounding_seed is not None:
+        return False
+    if isinstance(rule.state, RowWiseAdagradState) and int(rule.state.extents[:, 1].max()) > 1:
+        return False
+    shape = stored.shape[:1] if rule.entry.by_row else stored.shape
+    averages = [getattr(rule.state, name) for name in rule.entry.averages]
+    return all(average.shape == shape and average.is_contiguous() for average in averages)

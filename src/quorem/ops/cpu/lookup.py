@@ -1,187 +1,163 @@
 """Composed lookup and bag: rows are found, combined and pooled in one pass; only the output is written."""
 
-from ..layout import FEATURE, LIMIT, PADDING
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from .. import layout as column
+from ..layout import Layout
+from ..lookup import CodeOptions
+from ..rows import IdBatch, accumulator, raise_out_of_range
 from .codes import load_row
 from .compiled import inner, kernel
-from .memory import INT32, INT64, item, put, reserve, size_of
-from .rows import block_rows, continues, next_rows, prefetch_words, rows_bytes
-from .source import (
-    BLOCK,
-    Source,
-    has_both,
-    id_item,
-    layout_item,
-    multiplies,
-    partitions_of,
-    slot_item,
-)
-from .vector import accumulator, choose, fence, load, over_columns, splat, store, stream
+from .launch import KINDS, STREAMED, kernel_input, ranges
+from .pages import in_huge_pages
+from .rows import BLOCK, Composition, Source, block_rows, composition_of, prefetch_words, rows_bytes, run_of, slot_item
+from .threads import run_tasks, threads_for
+from .vector import INT64, choose, fence, item, load, over_columns, reserve, size_of, store, stream, times, wide
 
 
 @inner
-def compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult):
+def compose(zero, j, kind, source, rows, i, how):
     """The vector of the block's id ``i``: as many columns as ``zero`` has lanes, zeros where it reads no row.
 
     ``rows`` are those of ``block_rows`` for all parts.
     """
-    first = 1 if both else 0
+    first = 1 if how.both else 0
     row = item(INT64, rows, first * BLOCK + i)
     if row < 0:
         return zero
-    vector = load_row(kind, zero, stored, row_size, row, j)
-    for k in range(first + 1, num_parts):
-        other = load_row(kind, zero, stored, row_size, item(INT64, rows, k * BLOCK + i), j)
-        combined = vector * other if mult else vector + other
-        vector = choose(item(INT64, rows, i) >= 0, vector, combined) if both else combined
+    vector = load_row(kind, zero, source.stored, source.row_size, row, j)
+    for k in range(first + 1, how.num_parts):
+        other = load_row(kind, zero, source.stored, source.row_size, item(INT64, rows, k * BLOCK + i), j)
+        combined = vector * other if how.mult else vector + other
+        vector = choose(item(INT64, rows, i) >= 0, vector, combined) if how.both else combined
     return vector
 
 
 @inner
-def _write(out_kind, out, position, vector, streamed):
+def write_columns(out_kind, out, position, vector, streamed):
+    """``stream`` or ``store``."""
     if streamed:
         stream(out_kind, out, position, vector)
     else:
         store(out_kind, out, position, vector)
 
 
+@inner
+def _compose_ids(zero, j, kind, source, out_kind, out, step, n, rows, how, streamed):
+    for i in range(n):
+        write_columns(out_kind, out, i * step + j, compose(zero, j, kind, source, rows, i, how), streamed)
+
+
 @over_columns
-def _compose_block(zero, j, kind, W, stored, row_size, out_kind, out, step, n, rows, num_parts, both, mult, streamed):
+def _compose_block(zero, j, kind, W, source, out_kind, out, step, n, rows, how, streamed):
     """Write the vectors of the block's ``n`` ids, ``step`` elements apart."""
-    if num_parts == 3 and both:  # a pool; this and the next are the most common, fastest if the compiler knows them
-        for i in range(n):
-            vector = compose(zero, j, kind, stored, row_size, rows, i, 3, True, mult)
-            _write(out_kind, out, i * step + j, vector, streamed)
-    elif num_parts == 2 and mult and not both:
-        for i in range(n):
-            vector = compose(zero, j, kind, stored, row_size, rows, i, 2, False, True)
-            _write(out_kind, out, i * step + j, vector, streamed)
+    if how.num_parts == 3 and how.both:  # a pool; this and the next are the most common, fastest if the compiler knows
+        _compose_ids(zero, j, kind, source, out_kind, out, step, n, rows, Composition(3, True, how.mult), streamed)
+    elif how.num_parts == 2 and how.mult and not how.both:
+        _compose_ids(zero, j, kind, source, out_kind, out, step, n, rows, Composition(2, False, True), streamed)
     else:
-        for i in range(n):
-            vector = compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult)
-            _write(out_kind, out, i * step + j, vector, streamed)
+        _compose_ids(zero, j, kind, source, out_kind, out, step, n, rows, how, streamed)
+
+
+@inner
+def compose_run(kind, W, source, s, b, n, rows, out_kind, out, step, streamed):
+    """Write the vectors of ``n`` ids from ``b`` on, ``step`` elements apart, of slots that read the same rows.
+
+    Returns how many slots from ``s`` on these are, and whether an id was out of range.
+    """
+    how = composition_of(source, s)
+    run = run_of(source, s, how.num_parts) if source.row_size == W * size_of(kind) else 1  # codes are read row by row
+    if s + run < source.num_slots:
+        prefetch_words(source, s + run, b, n)
+    invalid = block_rows(source, s, b, n, 0, how.num_parts, run * source.row_size, rows)
+    _compose_block(kind, times(W, run), source, out_kind, out, step, n, rows, how, streamed)
+    return run, invalid
 
 
 @kernel
-def lookup(kind, W, source, out_kind, out, streamed, first, last):
-    """Write the composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last`` as numbers of ``out_kind``.
+def lookup_kernel(kind, W, source, out_kind, out, streamed, first, last):
+    """Write composed vectors ``[B, S, W]`` of batch entries ``first`` to ``last``.
 
-    Returns:
-        Whether an id was out of range.
+    Returns whether an id was out of range.
     """
     source = Source(*source)
-    S, row_size = source.num_slots, source.row_size
-    rows = reserve(rows_bytes(source))
-    any_invalid = False
+    S, rows, any_invalid = source.num_slots, reserve(rows_bytes(source)), False
     for b in range(first, last, BLOCK):
-        n = min(BLOCK, last - b)
-        for s in range(S):
-            if s + 1 < S:
-                prefetch_words(source, s + 1, b, n)
-            num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
-            if s > 0 and continues(source, s, num_parts):
-                next_rows(n, num_parts, rows)
-            else:
-                any_invalid |= block_rows(source, s, b, n, 0, num_parts, row_size, rows)
+        n, s = min(BLOCK, last - b), 0
+        while s < S:
             vectors = out + (b * S + s) * W * size_of(out_kind)
-            block = (vectors, S * W, n, rows, num_parts, both, mult, streamed)
-            _compose_block(kind, W, source.stored, row_size, out_kind, *block)
+            run, invalid = compose_run(kind, W, source, s, b, n, rows, out_kind, vectors, S * W, streamed)
+            any_invalid |= invalid
+            s += run
     if streamed:
         fence()
     return any_invalid
 
 
-@kernel
-def fill_bags(kind, source, sample_weights, num_ids, mean):
-    """Fill ``entries`` and ``factors`` of ``source``.
-
-    An id's factor is its sample weight (1 where ``sample_weights`` is 0), for a mean divided by the bag's valid ids.
-
-    Returns:
-        Whether the offsets rise and end within the ids. If not, the batch must not be used.
-    """
-    source = Source(*source)
-    B, float_kind = source.batch_size, accumulator(kind)
-    for f in range(source.num_features):
-        s = layout_item(source, source.spans, 2 * f)
-        limit, padding = slot_item(source, s, LIMIT), slot_item(source, s, PADDING)
-        for b in range(B):
-            begin, end = item(INT64, source.offsets, f * B + b), item(INT64, source.offsets, f * B + b + 1)
-            if begin < 0 or end < begin or end > num_ids:
-                return False
-            valid = 0
-            if mean:
-                for p in range(begin, end):
-                    x = id_item(source, p)
-                    valid += 0 <= x < limit and x != padding
-            for p in range(begin, end):
-                factor = item(float_kind, sample_weights, p) if sample_weights else float_kind + 1
-                put(INT32, source.entries, p, b)
-                put(float_kind, source.factors, p, factor / max(valid, 1))
-    return True
-
-
 @over_columns
-def _pool(
-    zero,
-    j,
-    kind,
-    W,
-    stored,
-    row_size,
-    out_kind,
-    out,
-    carry,
-    resumed,
-    finished,
-    rows,
-    begin,
-    end,
-    factors,
-    num_parts,
-    both,
-    mult,
-):
+def _pool(zero, j, kind, W, source, out_kind, out, carry, resumed, finished, rows, begin, end, factors, how):
     """Add ids ``begin`` to ``end`` of the block to their bag; write it to ``out`` if finished, else to ``carry``."""
-    pooled = load(accumulator(kind), zero, carry, j) if resumed else zero
+    pooled = load(wide(kind), zero, carry, j) if resumed else zero
     for i in range(begin, end):
-        if item(INT64, rows, (BLOCK if both else 0) + i) >= 0:
-            factor = splat(zero, item(accumulator(kind), factors, i))
-            pooled = pooled + compose(zero, j, kind, stored, row_size, rows, i, num_parts, both, mult) * factor
+        if item(INT64, rows, (BLOCK if how.both else 0) + i) >= 0:
+            pooled = pooled + compose(zero, j, kind, source, rows, i, how) * item(wide(kind), factors, i)
     if finished:
         store(out_kind, out, j, pooled)
     else:
-        store(accumulator(kind), carry, j, pooled)
+        store(wide(kind), carry, j, pooled)
 
 
 @kernel
-def bag(kind, W, source, out_kind, out, carry, first, last):
-    """Write the composed, then pooled vectors ``[B, S, W]`` of batch entries ``first`` to ``last``, as ``lookup`` does.
+def bag_kernel(kind, W, source, out_kind, out, carry, first, last):
+    """Write composed, then pooled vectors ``[B, S, W]``; otherwise as ``lookup_kernel``.
 
     A block of ids may end within a bag; ``carry`` ``[W]`` then keeps the sum so far.
-
-    Returns:
-        Whether an id was out of range.
     """
     source = Source(*source)
-    S, row_size = source.num_slots, source.row_size
-    rows = reserve(rows_bytes(source))
-    any_invalid = False
+    S, rows, any_invalid = source.num_slots, reserve(rows_bytes(source)), False
     for s in range(S):
-        ends = source.offsets + (slot_item(source, s, FEATURE) * source.batch_size + 1) * 8
+        ends = source.offsets + (slot_item(source, s, column.FEATURE) * source.batch_size + 1) * 8
         p, stop = item(INT64, ends, first - 1), item(INT64, ends, last - 1)
-        num_parts, both, mult = partitions_of(source, s), has_both(source, s), multiplies(source, s)
-        b, resumed = first, False
+        how, b, resumed = composition_of(source, s), first, False
         while b < last:
             n = min(BLOCK, stop - p)
-            any_invalid |= block_rows(source, s, p, n, 0, num_parts, row_size, rows)
-            factors = source.factors + p * size_of(accumulator(kind))
+            any_invalid |= block_rows(source, s, p, n, 0, how.num_parts, source.row_size, rows)
+            factors = source.factors + p * size_of(wide(kind))
             begin, finished = 0, True
             while b < last and finished:
                 finished = item(INT64, ends, b) <= p + n
                 end = item(INT64, ends, b) - p if finished else n
                 vector = out + (b * S + s) * W * size_of(out_kind)
-                state = (resumed, finished, rows, begin, end, factors, num_parts, both, mult)
-                _pool(kind, W, source.stored, row_size, out_kind, vector, carry, *state)
+                _pool(kind, W, source, out_kind, vector, carry, resumed, finished, rows, begin, end, factors, how)
                 begin, resumed, b = end, not finished, b + finished
             p += n
     return any_invalid
+
+
+def lookup(batch: IdBatch, stored: Tensor, layout: Layout, *, names: str, **codes: Unpack[CodeOptions]) -> Tensor:
+    """``ops.lookup.lookup``, or IndexError for an id out of range."""
+    inputs = kernel_input(batch, stored, layout, codes=codes)
+    if inputs is None:
+        return NotImplemented
+    (slots, partitions, _), width = layout.parts.shape, codes.get("width", stored.shape[1])
+    wanted = codes.get("dtype", stored.dtype)
+    dtype = torch.float32 if codes and wanted is torch.float64 else wanted  # what kernels write if rows are codes
+    out = in_huge_pages(stored.new_empty((inputs.size, slots, width), dtype=dtype))
+    streamed = out.nbytes >= STREAMED and (out.data_ptr() | width * out.itemsize) % 64 == 0
+    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[dtype], out.data_ptr())
+
+    def run(first: int, last: int) -> bool:
+        if batch.offsets is None:
+            invalid: bool = lookup_kernel(*fixed, streamed, first, last)
+        else:
+            carry = out.new_empty(width, dtype=accumulator(out))
+            invalid = bag_kernel(*fixed, carry.data_ptr(), first, last)
+        return invalid
+
+    threads = threads_for(inputs.num_ids * slots // layout.spans.shape[0] * width * partitions)
+    if run(0, inputs.size) if threads == 1 else run_tasks(run, ranges(inputs.size, threads), threads):
+        raise_out_of_range(batch, layout, names)
+    return out.to(wanted)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 PAGE = 1 << 21
 LEAST = 1 << 22  # bytes of a tensor that is worth it
-MOST_KEPT = 1 << 30  # bytes of scratch memory; of these only pages that were written to are in memory
 _MADV_HUGEPAGE = 14
-_kept = local()  # ``memory``: what this thread has used last, if it is not in use
+_kept = local()  # ``memory``: of ``scratch``
 
 
 @cache
@@ -43,23 +42,9 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Scratch:
-    """At least ``num_bytes`` of memory, from a whole cache line on. It must outlive the kernels that use it.
-
-    The thread keeps it for the next call: fresh pages take longer than their use.
-    """
-
-    memory: Tensor | None = None
-
-    def __init__(self, num_bytes: int) -> None:
-        memory: Tensor | None = getattr(_kept, "memory", None)
-        _kept.memory = None
-        if memory is None or memory.nbytes < num_bytes + 64:
-            memory = in_huge_pages(torch.empty(num_bytes + 64, dtype=torch.uint8, device="cpu"))
-        self.memory = memory
-        self.address = -(-memory.data_ptr() // 64) * 64
-
-    def __del__(self) -> None:
-        memory, kept = self.memory, getattr(_kept, "memory", None)  # memory is None if there was not enough
-        if memory is not None and memory.nbytes <= MOST_KEPT and (kept is None or kept.nbytes < memory.nbytes):
-            _kept.memory = memory
+def scratch(num_bytes: int) -> Tensor:
+    """At least ``num_bytes`` of memory, until this thread's next call: fresh pages take longer than their use."""
+    memory: Tensor | None = getattr(_kept, "memory", None)
+    if memory is None or memory.nbytes < num_bytes:
+        memory = _kept.memory = in_huge_pages(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
+    return memory

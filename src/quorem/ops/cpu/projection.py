@@ -1,71 +1,252 @@
 """Composed rows times the matrices of their tables: a block of the batch at a time, written where it belongs."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from .compiled import kernel
-from .launch import KINDS, ranges
-from .memory import INT64, item, size_of
-from .pages import in_huge_pages
-from .source import BLOCK
-from .threads import run_tasks, threads_for
-from .vector import load, over_columns, splat, store, total, zeros
+from ..layout import Layout
+from ..lookup import CodeOptions
+from ..pieces import Piece, narrow_pieces
+from ..rows import IdBatch, accumulator, raise_out_of_range
+from .compiled import inner, kernel
+from .launch import KINDS, STREAMED, kernel_input, ranges
+from .lookup import compose_run, write_columns
+from .pages import in_huge_pages, scratch
+from .rows import BLOCK, Source, rows_bytes
+from .threads import STEP_COST, run_tasks, threads_for
+from .vector import (
+    INT64,
+    columns,
+    fence,
+    item,
+    load,
+    multiply_add,
+    over_columns,
+    prefetch,
+    put,
+    reserve,
+    size_of,
+    store,
+    times,
+    total,
+    wide,
+    zeros,
+)
 
-PIECE_COLUMNS = 5
-START, WIDTH, COLUMN, DIM, MATRIX = range(PIECE_COLUMNS)  # of ``pieces``; MATRIX is an address, 0 for a copy
+PIECE_COLUMNS = 7
+# Of ``pieces``. MATRIX is an address, 0 for a copy; KEPT is START among the pieces with a matrix,
+# and SUMS where the gradient of the matrix is summed.
+START, WIDTH, COLUMN, DIM, MATRIX, KEPT, SUMS = range(PIECE_COLUMNS)
+WIDEST = 256  # numbers of a narrow row; those of a block are kept on the stack
+CHUNK = 16 * BLOCK  # batch entries whose gradients of matrices are summed alone, on any number of threads
+
+
+@inner
+def _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed):
+    for i in range(n):
+        vector = zero
+        for k in range(width):
+            number = total(load(kind, one, x, i * x_step + k))
+            vector = multiply_add(load(kind, zero, matrix, k * dim + j), number, vector)
+        write_columns(kind, out, i * out_step + j, vector, streamed)
 
 
 @over_columns
-def _columns(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n):
+def _columns(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed):
     """As many columns as ``zero`` has lanes, from ``j`` on, of a piece of ``n`` batch entries; ``one`` has one lane."""
+    if matrix == 0:
+        for i in range(n):
+            write_columns(kind, out, i * out_step + j, load(kind, zero, x, i * x_step + j), streamed)
+    elif width == 4:  # faster if the compiler knows it
+        _multiply(zero, j, kind, dim, one, x, x_step, 4, matrix, out, out_step, n, streamed)
+    elif width == 8:
+        _multiply(zero, j, kind, dim, one, x, x_step, 8, matrix, out, out_step, n, streamed)
+    else:
+        _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed)
+
+
+@over_columns
+def _add_products(zero, j, kind, dim, one, x, x_step, width, grad, grad_step, sums, n):
+    """Add the gradient of the matrix of a piece, from ``n`` batch entries, to ``sums``."""
     for i in range(n):
-        if matrix:
-            vector = splat(zero, total(load(kind, one, x, i * x_step))) * load(kind, zero, matrix, j)
-            for k in range(1, width):
-                number = splat(zero, total(load(kind, one, x, i * x_step + k)))
-                vector = vector + number * load(kind, zero, matrix, k * dim + j)
-        else:
-            vector = load(kind, zero, x, i * x_step + j)
-        store(kind, out, i * out_step + j, vector)
+        g = load(kind, zero, grad, i * grad_step + j)
+        for k in range(width):
+            sum_ = load(wide(kind), zero, sums, k * dim + j)
+            sum_ = multiply_add(g, total(load(kind, one, x, i * x_step + k)), sum_)
+            store(wide(kind), sums, k * dim + j, sum_)
 
 
 @kernel
-def project_entries(kind, x, x_step, out, out_step, pieces, num_pieces, first, last):
+def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, streamed, first, last):
     """Write the vectors of batch entries ``first`` to ``last``."""
     one = zeros(kind, 1)
     for b in range(first, last, BLOCK):
         n = min(BLOCK, last - b)
         for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
-            width, dim, matrix = (
-                item(INT64, pieces, p + WIDTH),
-                item(INT64, pieces, p + DIM),
-                item(INT64, pieces, p + MATRIX),
-            )
+            width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
             source = x + (b * x_step + item(INT64, pieces, p + START)) * size_of(kind)
             target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size_of(kind)
-            _columns(kind, dim, one, source, x_step, width, matrix, target, out_step, n)
+            matrix = item(INT64, pieces, p + MATRIX)
+            _columns(kind, times(D, dim // D), one, source, x_step, width, matrix, target, out_step, n, streamed)
+    if streamed:
+        fence()
+    return False
 
 
-def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-    """``ops.projection.projected``, into ``out`` where that is given."""
-    kind = KINDS.get(composed.dtype)
-    if kind is None or any(matrix.dtype != composed.dtype or not matrix.is_cpu for matrix in matrices):
+@kernel
+def project_backward_entries(
+    x, x_step, grad, grad_step, transposed, sums, sums_step, W, D, kind, out, out_step, pieces, num_pieces, first, last
+):
+    """Write the gradients of composed rows ``first`` to ``last``, and add those of the matrices to ``sums``.
+
+    ``sums`` are zeros, ``sums_step`` of them for each CHUNK of batch entries; ``transposed`` has room for a matrix.
+    """
+    one, size, sum_size = zeros(kind, 1), size_of(kind), size_of(wide(kind))
+    sums += first // CHUNK * sums_step * sum_size
+    for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
+        width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
+        matrix, matrix_sums = item(INT64, pieces, p + MATRIX), sums + item(INT64, pieces, p + SUMS) * sum_size
+        if matrix:
+            for k in range(width):
+                for j in range(dim):
+                    put(kind, transposed, j * width + k, item(kind, matrix, k * dim + j))
+        weights = transposed if matrix else 0
+        for b in range(first, last, BLOCK):
+            n = min(BLOCK, last - b)
+            place, g = item(INT64, pieces, p + START), grad + (b * grad_step + item(INT64, pieces, p + COLUMN)) * size
+            for i in range(n, n + min(BLOCK, last - b - n)):  # of the next block
+                prefetch(g + i * grad_step * size)
+            target, of_grad = out + (b * out_step + place) * size, (one, g, grad_step, dim, weights)
+            _columns(kind, times(W, width // W), *of_grad, target, out_step, n, False)
+            if matrix:
+                of_x = (one, x + (b * x_step + place) * size, x_step, width)
+                _add_products(kind, times(D, dim // D), *of_x, g, grad_step, matrix_sums, n)
+    return False
+
+
+@kernel
+def look_up_and_project(
+    kind, W, source, kept, kept_step, D, out_kind, out, out_step, pieces, num_pieces, streamed, first, last
+):
+    """The same of ids, whose composed rows go no further than the nearest cache, or into ``kept`` if it is not 0.
+
+    Returns whether an id was out of range.
+    """
+    source, one, size = Source(*source), zeros(out_kind, 1), size_of(out_kind)
+    rows, composed, any_invalid = reserve(rows_bytes(source)), reserve(BLOCK * WIDEST * size), False
+    for b in range(first, last, BLOCK):
+        n = min(BLOCK, last - b)
+        for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
+            start, width, dim = (item(INT64, pieces, p), item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM))
+            matrix = item(INT64, pieces, p + MATRIX)
+            target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size
+            x, x_step = (composed, width) if matrix else (target, out_step)
+            if matrix and kept:
+                x, x_step = kept + (b * kept_step + item(INT64, pieces, p + KEPT)) * size, kept_step
+            s = start
+            while s < start + width:
+                place = x + (s - start) * size
+                block = (s // W, b, n, rows, out_kind, place, x_step, streamed and matrix == 0)
+                run, invalid = compose_run(kind, W, source, *block)
+                any_invalid |= invalid
+                s += run * W
+            if matrix:
+                _columns(out_kind, times(D, dim // D), one, x, x_step, width, matrix, target, out_step, n, streamed)
+    if streamed:
+        fence()
+    return any_invalid
+
+
+def project(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+    """``ops.projection.projected``."""
+    composed = composed if composed.stride(1) == 1 else composed.contiguous()
+    out = in_huge_pages(composed.new_empty(len(composed), sum(piece.dim for piece in pieces)))
+    result = _run(project_entries, (composed.data_ptr(), composed.stride(0)), pieces, matrices, out)
+    return NotImplemented if result is None else out
+
+
+def project_backward(
+    grad: Tensor, composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """``ops.projection.project_backward``."""
+    grad, composed, kind = grad.contiguous(), composed.contiguous(), KINDS.get(grad.dtype)
+    table, unit = _table(pieces, matrices, composed.dtype)
+    if table is None or grad.dtype != composed.dtype:
         return NotImplemented
-    if composed.stride(1) != 1:
-        composed = composed.contiguous()
-    matrices = [matrix.contiguous() for matrix in matrices]
-    if out is None:
-        out = in_huge_pages(composed.new_empty(len(composed), sum(piece.dim for piece in pieces)))
-    addresses = [*(matrix.data_ptr() for matrix in matrices), 0]
-    table = np.array([(*piece[:MATRIX], addresses[piece.matrix]) for piece in pieces], np.int64)
-    fixed = (kind, composed.data_ptr(), composed.stride(0), out.data_ptr(), out.stride(0), table.ctypes.data)
-    threads = threads_for(out.numel())
+    units = (columns(math.gcd(*(piece.width for piece in pieces))), columns(unit))
+    of_composed, lengths = in_huge_pages(torch.empty_like(composed)), [matrix.numel() for matrix in matrices]
+    sums = grad.new_zeros(-(-len(grad) // CHUNK), sum(lengths), dtype=accumulator(grad))
+    fixed = (composed.data_ptr(), composed.stride(0), grad.data_ptr(), grad.stride(0))
+    target = (*units, kind, of_composed.data_ptr(), of_composed.stride(0), table.ctypes.data, len(pieces))
 
     def run(first: int, last: int) -> None:
-        project_entries(*fixed, len(pieces), first, last)
+        transposed = scratch(max(lengths) * grad.itemsize)
+        of_chunk = (transposed.data_ptr(), sums.data_ptr(), sums.shape[1])
+        project_backward_entries(*fixed, *of_chunk, *target, first, last)
 
-    run_tasks(run, ranges(len(out), threads), threads)
-    return out
+    chunks = [(first, min(first + CHUNK, len(grad))) for first in range(0, len(grad), CHUNK)]
+    run_tasks(run, chunks, threads_for(STEP_COST * grad.numel()))
+    parts = torch.from_numpy(sums.numpy().sum(0)).split(lengths)  # torch's sum may depend on the number of threads
+    return of_composed, [part.view(matrix.shape) for part, matrix in zip(parts, matrices, strict=True)]
+
+
+def lookup_split(
+    batch: IdBatch,
+    stored: Tensor,
+    layout: Layout,
+    pieces: tuple[Piece, ...],
+    matrices: Sequence[Tensor],
+    *,
+    names: str,
+    keep: bool = False,
+    **codes: Unpack[CodeOptions],
+) -> Any:
+    """``ops.projection.lookup_split``, or IndexError for an id out of range."""
+    inputs, dtype = kernel_input(batch, stored, layout, codes=codes), codes.get("dtype", stored.dtype)
+    widest = max(piece.width for piece in pieces if piece.matrix >= 0)
+    if inputs is None or widest > WIDEST or (codes and dtype == torch.float64):
+        return NotImplemented
+    out = in_huge_pages(stored.new_empty(inputs.size, sum(piece.dim for piece in pieces), dtype=dtype))
+    kept = in_huge_pages(out.new_empty(inputs.size, sum(p.width for p in narrow_pieces(pieces)) if keep else 0))
+    fixed = (inputs.kind, inputs.width, inputs.source, kept.data_ptr(), kept.stride(0))
+    invalid = _run(look_up_and_project, fixed, pieces, matrices, out)
+    if invalid:
+        raise_out_of_range(batch, layout, names)
+    return NotImplemented if invalid is None else (kept, out)
+
+
+def _run(
+    kernel: Any, fixed: tuple[Any, ...], pieces: tuple[Piece, ...], matrices: Sequence[Tensor], out: Tensor
+) -> Any:
+    """What a kernel that writes into ``out`` returns; None if it cannot take the matrices."""
+    table, unit = _table(pieces, matrices, out.dtype)
+    if table is None:
+        return None
+    step, threads = out.stride(0), threads_for(out.numel())
+    streamed = out.nbytes >= STREAMED and math.gcd(out.data_ptr(), unit * out.itemsize) % 64 == 0
+    target = (columns(unit), KINDS[out.dtype], out.data_ptr(), step, table.ctypes.data, len(pieces), streamed)
+    return run_tasks(partial(kernel, *fixed, *target), ranges(len(out), threads), threads)
+
+
+def _table(pieces: tuple[Piece, ...], matrices: Sequence[Tensor], dtype: torch.dtype) -> tuple[Any, int]:
+    """Pieces as kernels take them, None if they cannot take the matrices; and a divisor of all columns of vectors."""
+    if dtype not in KINDS or any(m.dtype != dtype or not m.is_cpu or not m.is_contiguous() for m in matrices):
+        return None, 0
+    table, unit = _without_addresses(pieces, tuple(matrix.numel() for matrix in matrices))
+    table, addresses = table.copy(), np.array([*(matrix.data_ptr() for matrix in matrices), 0])
+    table[:, MATRIX] = addresses[table[:, MATRIX]]
+    return table, unit
+
+
+@lru_cache(maxsize=64)
+def _without_addresses(pieces: tuple[Piece, ...], sizes: tuple[int, ...]) -> tuple[Any, int]:
+    """``_table`` with the numbers of the matrices, which have these sizes."""
+    starts, kept = [*accumulate(sizes, initial=0)], {piece.column: piece.start for piece in narrow_pieces(pieces)}
+    table = np.array([(*piece, kept.get(piece.column, 0), starts[piece.matrix]) for piece in pieces], np.int64)
+    return table, math.gcd(*(piece.dim for piece in pieces))

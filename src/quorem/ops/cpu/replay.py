@@ -1,56 +1,55 @@
 """The steps of Adam and AMSGrad that a row missed: ``ops.replay``, compiled. Memory is an address, 0 for none."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
-from ..state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants
-from .areas import slot_ids
+from torch import Tensor
+
+from ..layout import Layout
+from ..rows import IdBatch
+from ..state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, RowRule
 from .compiled import inner, kernel
-from .memory import FLOAT64, INT32, INT64, item, prefetch, put, reserve, size_of
-from .rounding import Rounding, store_rounded
-from .rows import block_rows, rows_bytes
-from .source import BLOCK, Source, partitions_of
-from .vector import accumulator, load, over_columns, splat, sqrt, store
+from .launch import KINDS, fits, kernel_input, ranges, rows_as_ids
+from .rounding import Rounding, rounding_by, store_rounded
+from .rows import BLOCK, Source, block_rows, composition_of, rows_bytes, slot_ids
+from .threads import STEP_COST, run_tasks, threads_for
+from .vector import (
+    FLOAT64,
+    INT32,
+    INT64,
+    columns,
+    item,
+    load,
+    over_columns,
+    prefetch,
+    put,
+    reserve,
+    size_of,
+    sqrt,
+    store,
+    wide,
+)
 
 _MOMENT_BYTES = MOMENT_COLUMNS * 8
 
 
-class Averages(NamedTuple):
-    """What the Adam rules keep for each row; ``state.AdamState`` describes the tensors."""
+class AdamRows(NamedTuple):
+    """``state.AdamState``, as kernels take it: addresses, 0 for none."""
 
     exp_avg: int
     exp_avg_sq: int
     max_exp_avg_sq: int  # 0 but for amsgrad
     last: int
-
-
-class History(NamedTuple):
-    """The steps taken so far."""
-
-    step: int  # how many
+    step: int  # how many steps were taken so far
     lrs: int
     length: int  # H: of ``lrs``, and of ``moments`` where there are any
     moments: int
 
 
-class Nodes(NamedTuple):
-    """Two terms (a, d) that stand for all missed steps after one ``last``; see ``ops.replay``."""
-
-    a1: float
-    d1: float
-    a2: float
-    d2: float
-
-
 @inner
-def _moments_address(history, since):
-    return history.moments + since % history.length * _MOMENT_BYTES
-
-
-@inner
-def _read_nodes(moments):
-    nodes = moments + NODE_COLUMN * 8
-    return Nodes(item(FLOAT64, nodes, 0), item(FLOAT64, nodes, 1), item(FLOAT64, nodes, 2), item(FLOAT64, nodes, 3))
+def _moments_address(state, since):
+    return state.moments + since % state.length * _MOMENT_BYTES
 
 
 @inner
@@ -76,22 +75,22 @@ def _write_nodes(moments, scale):
 @over_columns
 def _subtract_closed(zero, j, kind, W, stored, start, exp_avg, square, nodes, eps, rounding):
     """Subtract ``exp_avg`` times the sum over the two nodes; ``square`` is what the root is taken of."""
-    float_kind = accumulator(kind)
+    float_kind = wide(kind)
     root = sqrt(load(float_kind, zero, square, j))
-    d1, d2 = splat(zero, nodes.d1), splat(zero, nodes.d2)
-    missed = splat(zero, nodes.a1) * d1 / (root + splat(zero, eps) * d1)
-    missed = missed + splat(zero, nodes.a2) * d2 / (root + splat(zero, eps) * d2)
+    a1, d1, a2, d2 = nodes
+    d1, d2 = zero + d1, zero + d2
+    missed = a1 * d1 / (root + eps * d1) + a2 * d2 / (root + eps * d2)
     change = load(float_kind, zero, exp_avg, j) * missed
     store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @over_columns
 def _subtract_sum(
-    zero, j, kind, W, stored, start, exp_avg, square, since, num_terms, amsgrad, history, constants, rounding
+    zero, j, kind, W, stored, start, exp_avg, square, since, num_terms, amsgrad, state, constants, rounding
 ):
     """Subtract ``exp_avg`` times the sum over the missed steps, one by one."""
     beta1, beta2, eps = constants.beta1, constants.beta2, constants.eps
-    float_kind = accumulator(kind)
+    float_kind = wide(kind)
     root = sqrt(load(float_kind, zero, square, j))
     decay1, power1, power2, decay2 = 1.0, beta1**since, beta2**since, 1.0
     missed = zero
@@ -100,105 +99,100 @@ def _subtract_sum(
         power1 *= beta1
         power2 *= beta2
         decay2 *= 1.0 if amsgrad else beta2
-        a = item(FLOAT64, history.lrs, (since + i) % history.length) * decay1 / (1 - power1)
+        a = item(FLOAT64, state.lrs, (since + i) % state.length) * decay1 / (1 - power1)
         d = math.sqrt((1 - power2) / decay2)
-        missed = missed + splat(zero, a * d) / (root + splat(zero, eps * d))
+        missed = missed + a * d / (root + eps * d)
     change = load(float_kind, zero, exp_avg, j) * missed
     store_rounded(kind, stored, start + j, load(kind, zero, stored, start + j) - change, rounding)
 
 
 @over_columns
 def _scale(zero, j, kind, W, average, factor):
-    float_kind = accumulator(kind)
-    store(float_kind, average, j, load(float_kind, zero, average, j) * splat(zero, factor))
+    float_kind = wide(kind)
+    store(float_kind, average, j, load(float_kind, zero, average, j) * factor)
 
 
 @inner
-def catch_up_row(kind, W, stored, r, averages, history, constants, rounding):
-    """Take the steps that row ``r`` missed, if any: ``rules.catch_up``."""
-    since, step = item(INT32, averages.last, r), history.step
+def catch_up_row(kind, W, stored, r, state, constants, rounding):
+    """Take the steps that row ``r`` missed, if any: ``ops.replay.rows_catch_up_``."""
+    since, step = item(INT32, state.last, r), state.step
     if since <= 0 or since >= step:
         return
-    size = W * size_of(accumulator(kind))
-    exp_avg = averages.exp_avg + r * size
-    amsgrad = averages.max_exp_avg_sq != 0
-    square = (averages.max_exp_avg_sq if amsgrad else averages.exp_avg_sq) + r * size
-    if history.moments and since >= constants.settled:
-        nodes = _read_nodes(_moments_address(history, since))
+    size = W * size_of(wide(kind))
+    exp_avg = state.exp_avg + r * size
+    amsgrad = state.max_exp_avg_sq != 0
+    square = (state.max_exp_avg_sq if amsgrad else state.exp_avg_sq) + r * size
+    if state.moments and since >= constants.settled:
+        node = _moments_address(state, since) + NODE_COLUMN * 8
+        nodes = (item(FLOAT64, node, 0), item(FLOAT64, node, 1), item(FLOAT64, node, 2), item(FLOAT64, node, 3))
         _subtract_closed(kind, W, stored, r * W, exp_avg, square, nodes, constants.eps, rounding)
     else:
         num_terms = min(step - since, int(constants.window))
-        terms = (since, num_terms, amsgrad, history, constants, rounding)
+        terms = (since, num_terms, amsgrad, state, constants, rounding)
         _subtract_sum(kind, W, stored, r * W, exp_avg, square, *terms)
     _scale(kind, W, exp_avg, constants.beta1 ** (step - since))
-    _scale(kind, W, averages.exp_avg_sq + r * size, constants.beta2 ** (step - since))
-    put(INT32, averages.last, r, step)
+    _scale(kind, W, state.exp_avg_sq + r * size, constants.beta2 ** (step - since))
+    put(INT32, state.last, r, step)
 
 
 @inner
-def _prefetch_row(kind, W, stored, r, averages, history):
+def _prefetch_row(kind, W, stored, r, state):
     """Prefetch what ``catch_up_row`` will need."""
-    since = item(INT32, averages.last, r)
-    if 0 < since < history.step:
-        size = W * size_of(accumulator(kind))
+    since = item(INT32, state.last, r)
+    if 0 < since < state.step:
+        size = W * size_of(wide(kind))
         prefetch(stored + r * W * size_of(kind))
-        prefetch(averages.exp_avg + r * size)
-        prefetch(averages.exp_avg_sq + r * size)
-        if averages.max_exp_avg_sq:
-            prefetch(averages.max_exp_avg_sq + r * size)
-        if history.moments:
-            prefetch(_moments_address(history, since) + NODE_COLUMN * 8)
+        prefetch(state.exp_avg + r * size)
+        prefetch(state.exp_avg_sq + r * size)
+        if state.max_exp_avg_sq:
+            prefetch(state.max_exp_avg_sq + r * size)
+        if state.moments:
+            prefetch(_moments_address(state, since) + NODE_COLUMN * 8)
 
 
 @kernel
-def catch_up_slots(kind, W, source, averages, history, constants, rounding, first, last, share, num_shares):
-    """Bring the rows up to date that ids of slots ``first`` to ``last`` read, if they are in this thread's share.
+def catch_up_slots(kind, W, source, state, constants, rounding, share, num_shares):
+    """Bring the rows up to date that the batch reads, if they are in this thread's share.
 
     A row is in the share if it leaves the remainder ``share`` when divided by ``num_shares``.
     """
-    source, rounding = Source(*source), Rounding(*rounding)
-    averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
+    source, state = Source(*source), AdamRows(*state)
+    constants, rounding = AdamConstants(*constants), Rounding(*rounding)
     rows = reserve(rows_bytes(source))
-    for s in range(first, last):
+    for s in range(source.num_slots):
         begin, end = slot_ids(source, s)
+        num_parts = composition_of(source, s).num_parts
         for p in range(begin, end, BLOCK):
             n = min(BLOCK, end - p)
-            block_rows(source, s, p, n, 0, partitions_of(source, s), 0, rows)
-            for k in range(partitions_of(source, s)):
+            block_rows(source, s, p, n, 0, num_parts, 0, rows)
+            for k in range(num_parts):
                 for i in range(n):
-                    prefetch(averages.last + max(item(INT64, rows, k * BLOCK + i), 0) * 4)
+                    prefetch(state.last + max(item(INT64, rows, k * BLOCK + i), 0) * 4)
                 for i in range(n):
-                    _prefetch_row(kind, W, source.stored, max(item(INT64, rows, k * BLOCK + i), 0), averages, history)
+                    _prefetch_row(kind, W, source.stored, max(item(INT64, rows, k * BLOCK + i), 0), state)
                 for i in range(n):
                     r = item(INT64, rows, k * BLOCK + i)
                     if r >= 0 and (num_shares == 1 or r % num_shares == share):
-                        catch_up_row(kind, W, source.stored, r, averages, history, constants, rounding)
+                        catch_up_row(kind, W, source.stored, r, state, constants, rounding)
 
 
 @kernel
-def catch_up_rows(
-    kind, W, stored, num_rows, rows, averages, history, constants, rounding, first, last, share, num_shares
-):
-    """Bring the rows up to date that entries ``first`` to ``last`` of ``rows`` name, if they are in this share.
-
-    Where ``rows`` is 0, these are rows ``first`` to ``last`` themselves, modulo ``num_rows``.
-    """
-    averages, history, constants = Averages(*averages), History(*history), AdamConstants(*constants)
-    rounding = Rounding(*rounding)
+def catch_up_rows(kind, W, stored, num_rows, state, constants, rounding, first, last):
+    """Bring rows ``first`` to ``last``, modulo their number, up to date."""
+    state, constants, rounding = AdamRows(*state), AdamConstants(*constants), Rounding(*rounding)
     for p in range(first, last):
-        r = item(INT64, rows, p) if rows else p % num_rows
-        if r >= 0 and (num_shares == 1 or r % num_shares == share):
-            catch_up_row(kind, W, stored, r, averages, history, constants, rounding)
+        catch_up_row(kind, W, stored, p % num_rows, state, constants, rounding)
 
 
 @kernel
-def advance(step_address, lr, history, constants, amsgrad):
+def advance(step_address, lr, state, constants):
     """``replay.advance_``: enter one more step, taken at ``lr``."""
-    history, constants = History(*history), AdamConstants(*constants)
-    beta1, beta2, step = constants.beta1, constants.beta2, history.step + 1
+    state, constants = AdamRows(*state), AdamConstants(*constants)
+    amsgrad = state.max_exp_avg_sq != 0
+    beta1, beta2, step = constants.beta1, constants.beta2, state.step + 1
     put(INT64, step_address, 0, step)
-    put(FLOAT64, history.lrs, step % history.length, lr)
-    if not history.moments:
+    put(FLOAT64, state.lrs, step % state.length, lr)
+    if not state.moments:
         return
     power2 = beta2**step
     rate = lr / (1 - beta1**step)
@@ -211,11 +205,54 @@ def advance(step_address, lr, history, constants, amsgrad):
         u = math.sqrt((1 - power2) / bottom * (1.0 if amsgrad else inverse2)) - 1
         inverse2 /= beta2
         a = rate * decay1
-        moments = _moments_address(history, since)
+        moments = _moments_address(state, since)
         put(FLOAT64, moments, 0, item(FLOAT64, moments, 0) + a)
         put(FLOAT64, moments, 1, item(FLOAT64, moments, 1) + a * u)
         put(FLOAT64, moments, 2, item(FLOAT64, moments, 2) + a * u * u)
         put(FLOAT64, moments, 3, item(FLOAT64, moments, 3) + a * u * u * u)
         _write_nodes(moments, math.sqrt(bottom if amsgrad else bottom / beta2))
     for i in range(MOMENT_COLUMNS):
-        put(FLOAT64, _moments_address(history, step), i, 0.0)
+        put(FLOAT64, _moments_address(state, step), i, 0.0)
+
+
+def catch_up_(batch: IdBatch, stored: Tensor, layout: Layout, rule: RowRule) -> None:
+    """``ops.replay.catch_up_``."""
+    inputs = kernel_input(IdBatch(batch.ids, batch.offsets), stored, layout)
+    if inputs is None or not fits(stored, rule):
+        return NotImplemented
+    run = partial(catch_up_slots, inputs.kind, inputs.width, inputs.source, *lagging(rule))
+    threads = threads_for(inputs.longest * layout.parts[..., 0].numel() * stored.shape[1])
+    run_tasks(run, [(share, threads) for share in range(threads)], threads)
+    return None
+
+
+def rows_catch_up_(rows: Tensor | None, stored: Tensor, rule: RowRule) -> None:
+    """``ops.replay.rows_catch_up_``."""
+    if rows is not None:
+        batch, layout = rows_as_ids(rows, stored)
+        return catch_up_(batch, stored, layout, rule)
+    if not fits(stored, rule):
+        return NotImplemented
+    fixed = (KINDS[stored.dtype], columns(stored.shape[1]), stored.data_ptr(), len(stored))
+    threads = threads_for(STEP_COST * stored.numel())
+    run_tasks(partial(catch_up_rows, *fixed, *lagging(rule)), ranges(len(stored), threads), threads)
+    return None
+
+
+def advance_(stored: Tensor, rule: RowRule) -> None:
+    """Count the step; before, bring a few rows in turn up to date, so that none lags too far (see ``ops.replay``)."""
+    state, constants, rounding = lagging(rule)
+    step, count = int(rule.state.step), -(-2 * len(stored) // len(rule.state.lrs))
+    fixed = (KINDS[stored.dtype], columns(stored.shape[1]), stored.data_ptr(), len(stored), state, constants, rounding)
+    catch_up_rows(*fixed, step * count, (step + 1) * count)
+    advance(rule.state.step.data_ptr(), float(rule.lr), state, constants)
+
+
+def lagging(rule: RowRule) -> tuple[tuple[float, ...], ...]:
+    """State, constants and rounding of rows that lag behind, as kernels take them."""
+    state, step, seed = rule.state, int(rule.state.step), rule.rounding_seed
+    averages = (state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq, state.last)
+    addresses = (0 if tensor is None else tensor.data_ptr() for tensor in averages)
+    moments = state.moments.data_ptr() if len(state.moments) else 0
+    rounding = rounding_by(None if seed is None else ~seed, step)  # other bits than the step's own
+    return (*addresses, step, state.lrs.data_ptr(), len(state.lrs), moments), tuple(rule.constants), rounding

@@ -11,26 +11,32 @@ from typing import Any
 
 from ..layout import Layout
 
-Kernel = Callable[..., Any]
+HAS_TRITON = find_spec("triton") is not None
 
 
 @cache
-def kernels() -> dict[str, Kernel]:
+def kernels() -> dict[str, Callable[..., Any]]:
     """The fused versions, by the name of what they do; none where Triton is missing."""
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         return {}
-    from . import gradients, lookup, path, replay, rules
+    from . import gradients, lookup, projection, replay, rules
 
-    forward: list[Kernel] = [lookup.lookup, lookup.count_invalid_]
-    backward: list[Kernel] = [gradients.backward, gradients.sample_weights_backward]
-    updates: list[Kernel] = [rules.update_, replay.catch_up_]
-    paths: list[Kernel] = [path.path, path.path_backward]
-    return {kernel.__name__: kernel for kernel in (*forward, *backward, *updates, *paths)}
+    ops: tuple[Callable[..., Any], ...] = (
+        lookup.lookup,
+        lookup.count_invalid_,
+        gradients.backward,
+        gradients.sample_weights_backward,
+        rules.update_,
+        replay.catch_up_,
+        projection.project,
+        projection.project_backward,
+    )
+    return {op.__name__: op for op in ops}
 
 
 def word_bytes(layout: Layout) -> int:
     """Bytes of the words in which the kernels search lists of hot and cold ids; 0 where Triton is missing."""
-    if not kernels():
+    if not HAS_TRITON:
         return 0
     from .host import host_layout
 

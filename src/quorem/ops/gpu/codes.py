@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..codes import BITS, FIRST_SCALE, NARROW, row_bytes
+from ..codes import BITS, BLOCK_ROWS, FIRST_SCALE, NARROW, stored_shape
 from .rows import TYPES
 
-NARROW_ROW, SCALE_BITS = tl.constexpr(NARROW), tl.constexpr(FIRST_SCALE)
+NARROW_ROW, SHARING, SCALE_BITS = tl.constexpr(NARROW), tl.constexpr(BLOCK_ROWS), tl.constexpr(FIRST_SCALE)
 
 
 @triton.jit
@@ -29,7 +29,8 @@ def numbers_at(
     else:
         IS_NARROW: tl.constexpr = W <= NARROW_ROW
         CODES: tl.constexpr = (W * NBITS + 7) // 8 if IS_NARROW else (W * NBITS + 15) // 16 * 2
-        address = stored + row * (CODES + (1 if IS_NARROW else 4))
+        block = row // SHARING
+        address = stored + (row * CODES + block if IS_NARROW else row * (CODES + 4))
         if NBITS == 8:
             codes = tl.load(address + columns[None, :], mask=mask, other=0)
         else:  # two columns are a byte
@@ -39,7 +40,8 @@ def numbers_at(
         # A code is the lowest byte of the float 2**23 + code: both are whole, so the difference is exact.
         shifted = (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
         if IS_NARROW:
-            byte = tl.load(address + CODES, mask=read, other=0).to(tl.int32)
+            last = stored + (block + 1) * (SHARING * CODES + 1) - 1
+            byte = tl.load(last, mask=read, other=0).to(tl.int32)
             scale = tl.where(read, ((byte << 20) + SCALE_BITS).to(tl.float32, bitcast=True), 0.0)
             return (shifted - (8388608.0 + (1 << (NBITS - 1)))) * scale
         else:
@@ -57,7 +59,7 @@ class StoredRows(NamedTuple):
     """The rows of a lookup, and how a kernel reads them."""
 
     stored: Tensor
-    ends: Tensor | None  # for quantized rows, ``stored`` viewed as integers, for scale and zero point
+    ends: Tensor | None  # for wide quantized rows, ``stored`` viewed as integers, for scale and zero point
     width: int  # numbers in a row
     bits: int  # bits of a number in quantized rows, else 0
     dtype: torch.dtype  # of the vectors
@@ -68,11 +70,16 @@ class StoredRows(NamedTuple):
         return tl.float32 if self.bits else TYPES[self.stored.dtype]
 
 
-def coded_rows(stored: Tensor, width: int, bits: int, dtype: torch.dtype) -> StoredRows | None:
-    """Quantized rows for the kernels; None if the kernels do not support their format or alignment."""
-    fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == row_bytes(width, bits)
-    if not fits or not stored.is_contiguous() or stored.data_ptr() % 4:
+def stored_rows(
+    stored: Tensor, names: str = "", width: int | None = None, bits: int = 0, dtype: torch.dtype | None = None
+) -> StoredRows | None:
+    """Rows by the options of a lookup; None if the kernels do not support their format or alignment."""
+    if not stored.is_contiguous():
         return None
-    wide = torch.int32 if stored.shape[1] % 4 == 0 else torch.int16
-    ends = stored if width <= NARROW else stored.view(wide)
-    return StoredRows(stored, ends, width, bits, dtype)
+    if width is None:
+        return StoredRows(stored, None, stored.shape[1], 0, stored.dtype) if stored.dtype in TYPES else None
+    fits = bits in BITS and stored.dtype == torch.uint8 and stored.shape[1] == stored_shape(1, width, bits)[1]
+    if not fits or stored.data_ptr() % 4:
+        return None
+    integers = torch.int32 if stored.shape[1] % 4 == 0 else torch.int16
+    return StoredRows(stored, None if width <= NARROW else stored.view(integers), width, bits, dtype)

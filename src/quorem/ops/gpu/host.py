@@ -12,13 +12,10 @@ from ..per_tensor import PerTensor
 from ..rows import accumulator
 from ..state import NARROW
 from ..words import with_words
-from .fast_launch import LaunchPlan
+from .launch import LaunchPlan
 from .rows import TYPES, DeviceLayout, RowFlags
 
 WIDEST = 512  # the most columns of a row that one program handles
-# Columns of a part in ``HostLayout.table`` after those of the layout: how ``lookup_kernel`` divides by stride and size.
-BY_STRIDE, BY_SIZE, SHIFTS = range(column.PART_COLUMNS, column.PART_COLUMNS + 3)
-TABLE_PART_COLUMNS = column.PART_COLUMNS + 3
 
 
 @dataclass(frozen=True)
@@ -27,12 +24,13 @@ class LayoutFlags:
 
     plain: bool  # slot ``s`` reads feature ``s``; for the kernel also: ids lie as vectors do
     padded: bool  # some slot has a padding id
-    permuted: bool  # some slot has a permutation
     pitched: bool  # some table has rows that are several rows of ``stored``
     mapped: bool  # some partition is an index map
     owned: bool  # some ids have rows of their own
     rested: bool  # some slot has a rest
     mixed: bool  # some slot mixes its numbers over a pool
+    levels: int  # of the words in ``maps``, 0 without lists of ids
+    product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
 
 
 @dataclass
@@ -42,18 +40,15 @@ class HostLayout:
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    # On the GPU [17 + 8 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is the first of
+    # On the GPU [15 + 8 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is the first of
     # its feature, base and pitch of the rows of ids that have their own, and the other parts with their reciprocals.
     table: Tensor
     num_slots: int
     num_parts: int  # K of ``table``
     flags: LayoutFlags
     row_flags: RowFlags
-    product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
     num_rows: int  # rows that ``stored`` must have at least
     on_device: DeviceLayout  # on the GPU, as most kernels take it
-    device_spans: Tensor
-    last_rows: int = 0  # rows of ``stored`` when it was last checked
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
 
@@ -62,11 +57,7 @@ _host_layouts = PerTensor()  # layout.parts -> HostLayout
 
 
 def host_layout(layout: Layout) -> HostLayout:
-    """The host's copy of a layout, cached; the first call waits for the GPU.
-
-    Raises:
-        TypeError, ValueError: as ``num_rows_read``.
-    """
+    """The host's copy of a layout, cached; the first call checks the layout, and waits for the GPU."""
     known: HostLayout | None = _host_layouts.get(layout.parts)
     if known is None:
         known = _host_layouts.set(layout.parts, _read(layout))
@@ -76,35 +67,23 @@ def host_layout(layout: Layout) -> HostLayout:
 def fused_layout(
     stored: Tensor, layout: Layout, *, whole_rows: bool = False, any_order: bool = False
 ) -> HostLayout | None:
-    """The host's copy of a layout; None if the kernels do not support the rows, so that the plain reference must run.
+    """``checked_rows``; None if the kernels do not support the rows, so that the plain reference must run.
 
-    Args:
-        stored: the rows.
-        layout: which rows an id reads.
-        whole_rows: whether a program handles whole rows, so that their width is limited.
-        any_order: whether sums are taken in any order, which PyTorch's deterministic mode forbids.
-
-    Raises:
-        ValueError: if ids would read rows that ``stored`` does not have.
+    With ``whole_rows`` a program handles whole rows, so that their width is limited. With ``any_order`` sums are taken
+    in any order, which PyTorch's deterministic mode forbids.
     """
     if stored.dtype not in TYPES or not stored.is_contiguous() or (whole_rows and stored.shape[1] > WIDEST):
         return None
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
-    known: HostLayout | None = _host_layouts.get(layout.parts)
-    return known if known is not None and stored.shape[0] == known.last_rows else checked_rows(stored, layout)
+    return checked_rows(len(stored), layout)
 
 
-def checked_rows(stored: Tensor, layout: Layout) -> HostLayout:
-    """The host's copy of a layout, after a check of the number of rows.
-
-    Raises:
-        ValueError: if ids would read rows that ``stored`` does not have.
-    """
-    known = host_layout(layout)
-    check_rows(stored, known.num_rows)
-    known.last_rows = stored.shape[0]
-    return known
+def checked_rows(stored_rows: int, layout: Layout) -> HostLayout:
+    """The host's copy of a layout; ValueError if ids would read rows that ``stored`` does not have."""
+    host = host_layout(layout)
+    check_rows(stored_rows, host.num_rows)
+    return host
 
 
 def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = None) -> None:
@@ -124,22 +103,28 @@ def _read(layout: Layout) -> HostLayout:
     slots, maps, levels = with_words(layout, slots)
     number = torch.arange(len(slots), device="cpu")  # independent of torch's default device
     first = spans[slots[:, column.FEATURE], 0] == number
-    own, composed = _own_and_composed(slots, parts)
+    has_own = slots[:, column.OWN] > 0
+    own = parts[:, 0, [column.BASE, column.PITCH]] * has_own[:, None]
+    unused = torch.tensor(UNUSED_PART, device="cpu").expand(len(parts), 1, -1)
+    composed = torch.where(has_own[:, None, None], torch.cat([parts[:, 1:], unused], 1), parts)
+    num_composed = (composed[..., column.BASE] != UNUSED).sum(1)
+    composed = composed[:, : max(int(num_composed.max()), 1)]
     table = torch.cat([slots.T, first[None], own.T, torch.cat([composed, reciprocals(composed)], 2).flatten(1).T])
     end = parts[..., column.BASE] + (parts[..., column.SIZE] - 1) * parts[..., column.PITCH] + 1
     largest = max(int(slots.max()), int(composed.max()), int((end + parts[..., column.PITCH]).max()), len(maps))
     if largest < 2**31 and int(slots[:, column.BITS].max()) < 32:
         table = table.int()
-    operations = slots[(composed[..., column.BASE] != UNUSED).sum(1) > 1, column.OPERATION].unique().tolist()
+    operations = slots[num_composed > 1, column.OPERATION].unique().tolist()
     flags = LayoutFlags(
         plain=bool((slots[:, column.FEATURE] == number).all()),
         padded=bool((slots[:, column.PADDING] != NO_PADDING).any()),
-        permuted=bool(((slots[:, column.MULTIPLIER] != 1) | (slots[:, column.SHIFT] != 0)).any()),
         pitched=bool((parts[..., column.PITCH] != 1).any()),
         mapped=bool((parts[..., column.MAP] != CLOSED_FORM).any()),
         owned=bool((slots[:, column.OWN] > 0).any()),
         rested=bool((slots[:, column.REST] < slots[:, column.LIMIT]).any()),
         mixed=bool((slots[:, column.BITS] > 0).any()),
+        levels=levels,
+        product=-1 if len(operations) > 1 else int(operations == [MULT]),
     )
     return HostLayout(
         slots,
@@ -150,25 +135,13 @@ def _read(layout: Layout) -> HostLayout:
         composed.shape[1],
         flags,
         RowFlags(flags.owned or flags.mixed, levels),
-        -1 if len(operations) > 1 else int(operations == [MULT]),
         num_rows,
-        on_device=DeviceLayout(slots.to(device), parts.to(device), maps),
-        device_spans=spans.to(device),
+        on_device=DeviceLayout(slots.to(device), parts.to(device), spans.to(device), maps),
     )
 
 
-def _own_and_composed(slots: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each slot, base and pitch ``[S, 2]`` of the rows that ids have of their own, and other parts ``[S, K, 5]``."""
-    has_own = slots[:, column.OWN] > 0
-    own = parts[:, 0, [column.BASE, column.PITCH]] * has_own[:, None]
-    unused = torch.tensor(UNUSED_PART, device="cpu").expand(len(parts), 1, -1)
-    composed = torch.where(has_own[:, None, None], torch.cat([parts[:, 1:], unused], 1), parts)
-    most = int((composed[..., column.BASE] != UNUSED).sum(1).max())
-    return own, composed[:, : max(most, 1)]
-
-
 def reciprocals(parts: Tensor) -> Tensor:
-    """BY_STRIDE, BY_SIZE and SHIFTS ``[S, K, 3]`` of parts ``[S, K, 5]`` whose strides and sizes are below 2**31.
+    """BY_STRIDE, BY_SIZE and SHIFTS ``[S, K, 3]`` (``rows``) of parts ``[S, K, 5]`` whose integers are below 2**31.
 
     For each n in [0, 2**31), ``n // d`` is ``(2 * n * multiplier >> 32) >> shift``: the shift is that of the first
     power of two that is not below d, and the multiplier is ``2**31 * 2**shift / d``, rounded up.

@@ -39,10 +39,18 @@ class Places:
     num_rows: int  # number of rows from there to the last that may be claimed
     longest: int  # the most direct places of a pair, without copies
 
-    def programs(self, block: int) -> tuple[int, int]:
-        """How many programs use the sums of direct and of claimed places, ``block`` places at a time."""
-        claimed = cdiv(self.num_places - self.num_direct, block)
-        return len(self.table) * cdiv(self.longest, block), min(claimed, MOST_AT_ONCE // block)
+    def runs(self, block: int) -> "Runs":
+        """How programs share the places, ``block`` at a time."""
+        num_pairs, claimed = len(self.table), cdiv(self.num_places - self.num_direct, block)
+        return Runs(num_pairs, num_pairs * cdiv(self.longest, block), min(claimed, MOST_AT_ONCE // block))
+
+
+class Runs(NamedTuple):
+    """How many programs use the sums of a batch, as kernels take it."""
+
+    num_pairs: int  # S * K
+    direct: int  # programs for direct places
+    claiming: int  # programs for claimed places
 
 
 class Claims(NamedTuple):
@@ -71,13 +79,19 @@ def places_of(reads: int, jagged: bool, host: HostLayout) -> Places:
     claimed = rows > reads
     count = torch.where(claimed, 0, rows)
     copies = torch.where(rows > 4096, 1, torch.where(rows > 256, 4, 32)).clamp(max=max(1, reads // 256))
-    same = same_places(parts, claimed)
-    used = torch.where(same == torch.arange(len(rows), device="cpu"), count, 0)
-    length, claims = used * copies, num_claims(slots, claimed.view(len(slots), -1))
+    base, pitch = parts[..., BASE].flatten(), parts[..., PITCH].flatten()
+    pair = torch.arange(len(rows), device="cpu")
+    values, which = base.unique(return_inverse=True)  # pairs with the same rows use the direct places of their first
+    same = torch.full_like(values, len(base)).scatter_reduce(0, which, pair, "amin")[which]
+    same = torch.where(claimed | (base == UNUSED), pair, same)
+    used = torch.where(same == pair, count, 0)
+    length = used * copies
+    own, composed = (part.sum(1) for part in claimed.view(len(slots), -1).tensor_split([1], 1))
+    # An id reads either a row of its own, the first part of a slot that has such rows, or the others.
+    claims = torch.where(slots[:, OWN] > 0, torch.maximum(own, composed), own + composed)
     if jagged:  # each id belongs to one feature
         claims = claims.new_zeros(len(host.spans)).index_add(0, slots[:, FEATURE], claims).max()
     claimers = claimed.nonzero().flatten()
-    base, pitch = parts[..., BASE].flatten(), parts[..., PITCH].flatten()
     first_row = num_rows = 0
     if len(claimers):
         first_row = int(base[claimers].min())
@@ -90,22 +104,6 @@ def places_of(reads: int, jagged: bool, host: HostLayout) -> Places:
     sizes = (num_direct, num_places, first_row, num_rows, int(used.max()))
     places = host.places[reads, jagged] = Places(table, claimers.to(device), *sizes)
     return places
-
-
-def num_claims(slots: Tensor, claimed: Tensor) -> Tensor:
-    """How many rows an id claims at most in each slot, ``[S]``: the one of its own, or the others."""
-    others = claimed.sum(1) - claimed[:, 0].long()
-    own = slots[:, OWN] > 0
-    return torch.where(own, torch.maximum(claimed[:, 0].long(), others), others + claimed[:, 0])
-
-
-def same_places(parts: Tensor, claimed: Tensor) -> Tensor:
-    """For each pair, the first pair ``[S * K]`` with the same rows, whose direct places it uses; itself if claimed."""
-    bases = parts[..., BASE].flatten()
-    pair = torch.arange(len(bases), device="cpu")
-    values, which = bases.unique(return_inverse=True)
-    same = torch.full_like(values, len(bases)).scatter_reduce(0, which, pair, "amin")[which]
-    return torch.where(claimed | (bases == UNUSED), pair, same)
 
 
 def rounded_up(reads: int) -> int:

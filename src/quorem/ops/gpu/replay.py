@@ -5,9 +5,8 @@
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -17,12 +16,23 @@ from torch import Tensor
 from .. import state as state_columns
 from ..layout import Layout
 from ..rows import IdBatch
-from ..state import RULES, AdagradConstants, AdamConstants, AdamState, present
-from .fast_launch import planned, scratch
+from ..state import AdagradConstants, AdamConstants, AdamState, RowRule, present
 from .host import check_state, fused_layout
-from .launch import cdiv, launch, power_of_2
+from .launch import cdiv, launch, planned, power_of_2, scratch
 from .rounding import as_stored, rounds, seed_bits
-from .rows import OWN, TYPES, DeviceBatch, is_valid, number_of, part_at, read_ids, row_dtype, row_of, slot_at
+from .rows import (
+    OWN,
+    TYPES,
+    DeviceBatch,
+    elements_of,
+    is_valid,
+    number_of,
+    part_at,
+    read_ids,
+    row_dtype,
+    row_of,
+    slot_at,
+)
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 # Positions of the constants. A kernel can read a global constant only if it is a ``tl.constexpr``.
@@ -39,9 +49,8 @@ def on_device(constants: tuple[float, ...], device: torch.device) -> Tensor:
 
     For Adam and AMSGrad the base-2 logarithms of the betas follow the constants.
     """
-    if len(constants) >= 3:
-        logs = (math.log2(beta) if beta else -math.inf for beta in constants[:2])
-        constants = (*constants, *(0.0,) * (len(AdamConstants._fields) - len(constants)), *logs)
+    if isinstance(constants, AdamConstants):
+        constants += tuple(math.log2(beta) if beta else -math.inf for beta in constants[:2])
     return torch.tensor(constants or (0.0,), dtype=torch.float64, device=device)
 
 
@@ -51,49 +60,20 @@ def power(log, exponent):
     return tl.where(exponent == 0, 1.0, tl.exp2(log * exponent))
 
 
-class History(NamedTuple):
-    """What the steps so far were, as kernels take it."""
-
-    step: Tensor
-    lrs: Tensor
-    moments: Tensor
-    constants: Tensor
-    length: int
-
-
-@dataclass(frozen=True)
-class HistoryFlags:
-    """Constants of the kernels that read a history."""
-
-    window: int  # as a power of two
-    amsgrad: bool
-    closed: bool  # whether there are moments
-
-
-def history_of(state: AdamState, constants: AdamConstants) -> tuple[History, HistoryFlags]:
-    """The history of ``state``."""
-    window = power_of_2(max(int(constants.window), 1))
-    flags = HistoryFlags(window, state.max_exp_avg_sq is not None, len(state.moments) > 0)
-    rule_constants = on_device(constants, state.step.device)
-    return History(state.step, state.lrs, state.moments, rule_constants, len(state.lrs)), flags
-
-
-class Averages(NamedTuple):
-    """What Adam keeps for each row, as kernels take it."""
-
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    root_sq: Tensor  # the largest ``exp_avg_sq`` so far if AMSGrad, else ``exp_avg_sq``
-    last: Tensor
+def history_of(state: AdamState, constants: AdamConstants) -> tuple[Any, Tensor, int]:
+    """The state, with None for moments that are not used, the constants, and H, as kernels take them."""
+    moments: Any = state.moments if len(state.moments) else None
+    return state._replace(moments=moments), on_device(constants, state.step.device), len(state.lrs)
 
 
 @triton.jit
-def first_root(since, constants, AMSGRAD: tl.constexpr):
-    """d_1."""
-    d = tl.sqrt(1 - power(tl.load(constants + LOG_BETA2), since + 1))
+def term_of(rate, j, t, log1, log2, AMSGRAD: tl.constexpr):
+    """a_j and d_j of step t, taken at ``rate``."""
+    a = rate * power(log1, j) / (1 - power(log1, t))
+    d = tl.sqrt(1 - power(log2, t))
     if not AMSGRAD:
-        d = d / tl.sqrt(tl.load(constants + BETA2))
-    return d
+        d = d * tl.exp2(-0.5 * j * log2)
+    return a, d
 
 
 @triton.jit
@@ -105,9 +85,9 @@ def term(a, d, root, eps):
 
 @triton.jit
 def catch_up_kernel(
-    batch, stored, averages, history, lists, layout, R, in_turn, reading, seed,
+    batch, stored, state, constants, H, lists, layout, R, in_turn, reading, seed,
     W: tl.constexpr, S: tl.constexpr, K: tl.constexpr, N: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, FLAGS: tl.constexpr, HISTORY: tl.constexpr, ROUNDED: tl.constexpr,
+    ACC: tl.constexpr, FLAGS: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Take the steps that rows have missed.
 
@@ -116,7 +96,7 @@ def catch_up_kernel(
     ``lists[0]``, with the step that each is up to date with in ``lists[1]``, and then handles T of them at a time.
     """
     OWNED: tl.constexpr = FLAGS.owned
-    present = tl.load(history.step)
+    present = tl.load(state.step)
     if tl.program_id(0) < reading:
         pair = tl.program_id(0) % (S * K)
         n = (tl.program_id(0) // (S * K)).to(tl.int64) * N + tl.arange(0, N)
@@ -126,30 +106,27 @@ def catch_up_kernel(
         if (has_own == 0) | (k > 0):  # a row of an id's own is read with the second part, since ids have one of them
             i, _ = read_ids(batch, n, slot)
             valid = is_valid(i, slot)
-            number, is_own = number_of(tl.where(valid, i, 0), slot, layout.maps, FLAGS)
-            part = part_at(layout.parts, pair)
-            row, used = row_of(number, is_own, slot, part, k, layout.maps, FLAGS)
+            number, is_own = number_of(i, valid, slot, layout.maps, FLAGS)
+            parts = part_at(layout.parts, pair // K * K)
+            row, used = row_of(number, is_own, slot, parts, k, layout.maps, FLAGS)
             if OWNED:  # noqa: SIM102  # joined by `and`, it would be compiled where no id has a row of its own
                 if has_own and k == 1:
-                    own_row, own_used = row_of(number, is_own, slot, part_at(part, -1), 0, layout.maps, FLAGS)
+                    own_row, own_used = row_of(number, is_own, slot, parts, 0, layout.maps, FLAGS)
                     row, used = tl.where(is_own, own_row, row), used | own_used
             valid = valid & used
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * N + tl.arange(0, N)
-        valid = n < in_turn
-        row = (present * in_turn + n) % R
+        row, valid = (present * in_turn + n) % R, n < in_turn
     row = tl.where(valid, row, 0)
-    seen = tl.load(averages.last + row, mask=valid, other=0)
+    seen = tl.load(state.last + row, mask=valid, other=0)
     due = valid & (seen > 0) & (seen < present)
     if tl.max(due.to(tl.int32)) > 0:
         steps = tl.zeros((N,), tl.int32) + present.to(tl.int32)
-        raised = tl.atomic_max(averages.last + row, steps, mask=due, sem="relaxed")
+        raised = tl.atomic_max(state.last + row, steps, mask=due, sem="relaxed")
         behind = due & (raised < present)
         if N == T:
             since = tl.where(behind, raised, 1).to(tl.int64)
-            replay_rows(
-                row, since, behind, present, stored, averages, history, seed, W, T, C, ACC, HISTORY, ROUNDED
-            )  # fmt: skip
+            replay_rows(row, since, behind, present, stored, state, constants, H, seed, W, T, C, ACC, ROUNDED)
         else:
             nth = tl.cumsum(behind.to(tl.int32), 0)
             start = tl.program_id(0).to(tl.int64) * N
@@ -162,71 +139,63 @@ def catch_up_kernel(
                 inside = position < tl.max(nth)
                 listed = tl.load(rows + position, mask=inside, other=0).to(tl.int64)
                 since = tl.load(steps + position, mask=inside, other=1).to(tl.int64)
-                replay_rows(
-                    listed, since, inside, present, stored, averages, history, seed, W, T, C, ACC, HISTORY, ROUNDED
-                )  # fmt: skip
+                replay_rows(listed, since, inside, present, stored, state, constants, H, seed, W, T, C, ACC, ROUNDED)
 
 
 @triton.jit
 def replay_rows(
-    row, since, behind, present, stored, averages, history, seed,
-    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, FLAGS: tl.constexpr, ROUNDED: tl.constexpr,
+    row, since, behind, present, stored, state, constants, H, seed,
+    W: tl.constexpr, T: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     """Take the steps after ``since`` up to ``present`` on T rows, those that are ``behind``."""
-    constants, H = history.constants, history.length
+    AMSGRAD: tl.constexpr = state.max_exp_avg_sq is not None
     gap = tl.where(behind, present - since, 0)
     eps, log1, log2 = tl.load(constants + EPS), tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
-    columns = tl.arange(0, C)
-    mask = behind[:, None] & (columns < W)[None, :]
-    elements = row[:, None] * W + columns[None, :]
-    root = tl.sqrt(tl.load(averages.root_sq + elements, mask=mask, other=1))
+    elements, mask = elements_of(row, behind, tl.arange(0, C), W)
+    highest = state.max_exp_avg_sq if AMSGRAD else state.exp_avg_sq
+    root = tl.sqrt(tl.load(highest + elements, mask=mask, other=1))
     total = tl.zeros((T, C), ACC)
     slow = behind
-    if FLAGS.closed:
+    if state.moments is not None:
         slow = behind & (since.to(tl.float64) < tl.load(constants + SETTLED))
-        nodes = history.moments + (since % H) * MOMENT_COLUMNS + NODE_COLUMN
+        nodes = state.moments + (since % H) * MOMENT_COLUMNS + NODE_COLUMN
         for node in tl.static_range(2):
             mass = tl.load(nodes + 2 * node, mask=behind, other=0)
             total += term(mass, tl.load(nodes + 2 * node + 1, mask=behind, other=1), root, eps)
         total = tl.where(slow[:, None], 0, total)
     longest = tl.minimum(tl.max(tl.where(slow, gap, 0)), tl.load(constants + WINDOW_LENGTH).to(tl.int64))
     for j in range(1, longest + 1):
-        t = since + j
-        a = tl.load(history.lrs + t % H, mask=slow & (j <= gap), other=0) * power(log1, j) / (1 - power(log1, t))
-        d = tl.sqrt(1 - power(log2, t))
-        if not FLAGS.amsgrad:
-            d = d * tl.exp2(-0.5 * j * log2)
+        rate = tl.load(state.lrs + (since + j) % H, mask=slow & (j <= gap), other=0)
+        a, d = term_of(rate, j, since + j, log1, log2, AMSGRAD)
         total += term(a, d, root, eps)
-    m = tl.load(averages.exp_avg + elements, mask=mask, other=0)
+    m = tl.load(state.exp_avg + elements, mask=mask, other=0)
     w = tl.load(stored + elements, mask=mask, other=0).to(ACC) - m * total
-    v = tl.load(averages.exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
-    tl.debug_barrier()  # AMSGrad aside, root_sq is exp_avg_sq
+    v = tl.load(state.exp_avg_sq + elements, mask=mask, other=0) * power(log2, gap).to(ACC)[:, None]
+    tl.debug_barrier()  # several threads may hold the same element
     tl.store(stored + elements, as_stored(w, stored, elements, present, seed, ROUNDED), mask=mask)
-    tl.store(averages.exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
-    tl.store(averages.exp_avg_sq + elements, v, mask=mask)
+    tl.store(state.exp_avg + elements, m * power(log1, gap).to(ACC)[:, None], mask=mask)
+    tl.store(state.exp_avg_sq + elements, v, mask=mask)
 
 
 @triton.jit
-def advance(lr, history, FLAGS: tl.constexpr):
+def advance(lr, state, constants, H, WINDOW: tl.constexpr):
     """Count one more step: its learning rate, and its term in the moments of the steps before it, whose nodes follow
     from them."""
-    WINDOW: tl.constexpr = FLAGS.window
-    moments, constants, H = history.moments, history.constants, history.length
-    t = tl.load(history.step) + 1
+    AMSGRAD: tl.constexpr = state.max_exp_avg_sq is not None
+    t = tl.load(state.step) + 1
     rate = tl.load(lr)
-    if FLAGS.closed:
+    if state.moments is not None:
         log1, log2 = tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
         j = 1 + tl.arange(0, WINDOW)
         since = t - j
         valid = (since >= 0) & (j <= tl.load(constants + WINDOW_LENGTH).to(tl.int64))
         since = tl.where(valid, since, 0)
-        a = rate * power(log1, j) / (1 - power(log1, t))
-        d = tl.sqrt(1 - power(log2, t))
-        if not FLAGS.amsgrad:
-            d = d * tl.exp2(-0.5 * j * log2)
-        scale = first_root(since, constants, FLAGS.amsgrad)
+        a, d = term_of(rate, j, t, log1, log2, AMSGRAD)
+        scale = tl.sqrt(1 - power(log2, since + 1))  # d_1
+        if not AMSGRAD:
+            scale = scale / tl.sqrt(tl.load(constants + BETA2))
         u = d / scale - 1
-        entry = moments + (since % H) * MOMENT_COLUMNS
+        entry = state.moments + (since % H) * MOMENT_COLUMNS
         mass = tl.load(entry, mask=valid, other=0) + a
         first = tl.load(entry + 1, mask=valid, other=0) + a * u
         second = tl.load(entry + 2, mask=valid, other=0) + a * u * u
@@ -248,55 +217,41 @@ def advance(lr, history, FLAGS: tl.constexpr):
         tl.store(nodes + 2, mass * (reach + skew) / (2 * reach), mask=valid)
         tl.store(nodes + 3, scale * (1 + mean + tl.where(apart, skew - reach, 0)), mask=valid)
         blank = tl.arange(0, MOMENT_COLUMNS)
-        tl.store(moments + (t % H) * MOMENT_COLUMNS + blank, tl.zeros((MOMENT_COLUMNS,), tl.float64))
+        tl.store(state.moments + (t % H) * MOMENT_COLUMNS + blank, tl.zeros((MOMENT_COLUMNS,), tl.float64))
     tl.debug_barrier()
-    tl.store(history.lrs + t % H, rate)
-    tl.store(history.step, t)
+    tl.store(state.lrs + t % H, rate)
+    tl.store(state.step, t)
 
 
-def catch_up_(
-    batch: IdBatch,
-    stored: Tensor,
-    state: AdamState,
-    layout: Layout,
-    *,
-    rule: str,
-    constants: AdamConstants,
-    rounding_seed: int | None = None,
-) -> Any:
+def catch_up_(batch: IdBatch, stored: Tensor, layout: Layout, rule: RowRule) -> Any:
     """``ops.replay.catch_up_`` in one launch, including the rows that each step brings up to date in turn."""
-    host = fused_layout(stored, layout, whole_rows=True) if RULES[rule].fused else None
+    state, constants, seed = rule.state, rule.constants, rule.rounding_seed
+    host = fused_layout(stored, layout, whole_rows=True) if rule.entry.fused else None
     if host is None:
         return NotImplemented
-    batch = batch.contiguous()
-    ids, offsets, *_ = batch
-    reads = ids.shape[0]
-    size = reads if offsets is None else (offsets.shape[0] - 1) // layout.spans.shape[0]
+    ids = DeviceBatch.of(batch, len(layout.spans))
+    reads = len(ids.ids)
 
     def launches() -> None:
-        highest = state.exp_avg_sq if state.max_exp_avg_sq is None else state.max_exp_avg_sq
-        check_state(stored, state.exp_avg, state.exp_avg_sq, highest, last=state.last)
+        check_state(stored, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq, last=state.last)
         (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
-        (history, flags), columns = history_of(state, constants), power_of_2(width)
+        columns = power_of_2(width)
         listing = reads >= MANY_READS
         block = max(1, min(64 if listing else 128, 2048 // columns))
         each = 1024 if listing else block
-        reading, in_turn = cdiv(reads, each) * num_slots * k, cdiv(2 * num_rows, history.length)
+        reading, in_turn = cdiv(reads, each) * num_slots * k, cdiv(2 * num_rows, len(state.lrs))
         programs, lists = reading + cdiv(in_turn, each), None
         if listing:
             lists = tuple(scratch(stored, programs * each, dtype=dtype) for dtype in (row_dtype(stored), torch.int32))
         launch(
             catch_up_kernel, (programs,),
-            DeviceBatch.of(batch, size), stored, Averages(state.exp_avg, state.exp_avg_sq, highest, state.last),
-            history, lists, host.on_device, num_rows, in_turn, reading,
-            seed_bits(None if rounding_seed is None else ~rounding_seed), W=width, S=num_slots, K=k,
-            N=each, T=block, C=columns, ACC=TYPES[stored.dtype], FLAGS=host.row_flags, HISTORY=flags,
-            ROUNDED=rounds(stored, rounding_seed),
+            ids, stored, *history_of(state, constants), lists, host.on_device, num_rows, in_turn, reading,
+            seed_bits(None if seed is None else ~seed),
+            W=width, S=num_slots, K=k, N=each, T=block, C=columns, ACC=TYPES[stored.dtype], FLAGS=host.row_flags,
+            ROUNDED=rounds(stored, seed),
         )  # fmt: skip
 
-    types = (ids.dtype, stored.dtype, None if offsets is None else offsets.dtype)
     shapes = (stored.shape, state.exp_avg.shape, state.lrs.shape, state.moments.shape)
-    key = ("catch up", *constants, rounding_seed, size, batch.stride, reads, *shapes, *types)
-    given = (ids,) if offsets is None else (ids, offsets)
-    planned(host.plans, key, (stored, *present(state)), given, launches)
+    key = ("catch up", *constants, seed, ids.size, ids.stride, reads, *shapes, stored.dtype)
+    planned(host.plans, key, (stored, *present(state)), present(ids[:2]), launches)
     return None

@@ -63,14 +63,18 @@ def rounded_to_half(numbers, stored, bits):
 
 
 @triton.jit
+def mantissa_of(quarter):
+    """What a float32 has as its mantissa at a code of an octave."""
+    return tl.where(quarter == 0, 0, tl.where(quarter == 1, M1, tl.where(quarter == 2, M2, M3)))
+
+
+@triton.jit
 def load_sum(sums, elements, mask):
     """Sums of squares: numbers as they are, or as float32 where they have fewer bits."""
     h = tl.load(sums + elements, mask=mask, other=0)
     if sums.dtype.element_ty == tl.uint8:
         code = h.to(tl.int32)
-        quarter = (code - 1) & 3
-        mantissa = tl.where(quarter == 0, 0, tl.where(quarter == 1, M1, tl.where(quarter == 2, M2, M3)))
-        pattern = ((((code - 1) >> 2) + FIRST_OCTAVE) << 23) + mantissa
+        pattern = ((((code - 1) >> 2) + FIRST_OCTAVE) << 23) + mantissa_of((code - 1) & 3)
         pattern = tl.where(code == 0, 0, tl.where(code == INFINITY, 0x7F800000, pattern))
         h = tl.where(code == NAN, 0x7FC00000, pattern).to(tl.float32, bitcast=True)
     elif sums.dtype.element_ty == tl.bfloat16:
@@ -94,8 +98,7 @@ def log8(h, bits):
     pattern = h.to(tl.int32, bitcast=True)
     octave, mantissa = (pattern >> 23) & 255, pattern & 0x7FFFFF
     quarter = (mantissa >= M1).to(tl.int32) + (mantissa >= M2).to(tl.int32) + (mantissa >= M3).to(tl.int32)
-    low = tl.where(quarter == 0, 0, tl.where(quarter == 1, M1, tl.where(quarter == 2, M2, M3)))
-    high = tl.where(quarter == 0, M1, tl.where(quarter == 1, M2, tl.where(quarter == 2, M3, M4)))
+    low, high = mantissa_of(quarter), tl.where(quarter == 3, M4, mantissa_of(quarter + 1))
     small = octave < FIRST_OCTAVE  # less than code 1
     code = tl.where(small, 0, (octave - FIRST_OCTAVE) * 4 + quarter + 1)
     below = tl.where(small, 0, (octave << 23) + low).to(tl.float32, bitcast=True)

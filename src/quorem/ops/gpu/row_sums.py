@@ -12,37 +12,20 @@ A *pair* is a slot and one of its partitions, numbered ``s * K + k``. Pairs of d
 pool, or a table that several features read): then they have the same places.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import Layout
-from ..rows import IdBatch, accumulator
+from ..rows import accumulator
 from . import places as place_table
-from .fast_launch import scratch
+from . import rows as index
 from .host import HostLayout
-from .launch import cdiv, launch, power_of_2
+from .launch import cdiv, launch, power_of_2, scratch
 from .places import Places, claims_of, places_of, rounded_up
-from .replay import History, HistoryFlags, advance
-from .rows import (
-    BASE,
-    FEATURE,
-    OPERATION,
-    PITCH,
-    PRODUCT,
-    TYPES,
-    DeviceBatch,
-    bags_at,
-    is_valid,
-    number_of,
-    part_at,
-    read_ids,
-    row_dtype,
-    row_of,
-    slot_at,
-)
+from .replay import advance
+from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES, DeviceBatch, row_dtype
 
 CLEARED = tl.constexpr(1024)  # numbers that each program clears
 FEW_PROGRAMS = 512  # up to so many programs, each partition of a slot gets its own
@@ -60,21 +43,22 @@ class Sums(NamedTuple):
     counts: Tensor  # ``Claims.counts``
     places: Tensor  # ``Places.table``
     rows: Tensor  # int32 or int64: the rows of the claimed places
+    parts: Tensor  # of the layout
     num_direct: int  # of ``Places``, as is the next
     first_row: int
 
 
 @triton.jit
 def claim_kernel(
-    batch, sums, claimers, lr, history, layout, num_claimers, clearing, W: tl.constexpr, K: tl.constexpr,
-    T: tl.constexpr, C: tl.constexpr, FLAGS: tl.constexpr, HISTORY: tl.constexpr,
+    batch, sums, claimers, lr, state, constants, H, layout, num_claimers, clearing, W: tl.constexpr, K: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, FLAGS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """The first ``clearing`` programs: set CLEARED numbers of direct places to zero. The others, for T ids of one pair:
-    claim their rows. If there is a ``history``, program 0 adds a step to it."""
+    claim their rows. If there is an ``lr``, program 0 adds a step to the history of ``state``."""
     program = tl.program_id(0)
-    if history is not None:  # noqa: SIM102  # joined by `and`, it would be compiled for other rules
+    if lr is not None:  # noqa: SIM102  # joined by `and`, it would be compiled for other rules
         if program == 0:
-            advance(lr, history, HISTORY)
+            advance(lr, state, constants, H, WINDOW)
     if program < clearing:
         cleared = program.to(tl.int64) * CLEARED + tl.arange(0, CLEARED)
         zeros = tl.zeros((CLEARED,), sums.sums.dtype.element_ty)
@@ -82,11 +66,12 @@ def claim_kernel(
     else:
         pair = tl.load(claimers + (program - clearing) % num_claimers)
         n = ((program - clearing) // num_claimers).to(tl.int64) * T + tl.arange(0, T)
-        slot = slot_at(layout.slots, pair // K)
-        i, _ = read_ids(batch, n, slot)
-        valid = is_valid(i, slot)
-        number, is_own = number_of(tl.where(valid, i, 0), slot, layout.maps, FLAGS)
-        row, used = row_of(number, is_own, slot, part_at(layout.parts, pair), pair % K, layout.maps, FLAGS)
+        slot = index.slot_at(layout.slots, pair // K)
+        i, _ = index.read_ids(batch, n, slot)
+        valid = index.is_valid(i, slot)
+        number, is_own = index.number_of(i, valid, slot, layout.maps, FLAGS)
+        parts = index.part_at(layout.parts, pair // K * K)
+        row, used = index.row_of(number, is_own, slot, parts, pair % K, layout.maps, FLAGS)
         valid = valid & used
         claim = sums.claims + row - sums.first_row
         free = valid & (tl.load(claim, mask=valid, other=0) == UNCLAIMED)  # most reads of a hot row stop here
@@ -99,10 +84,8 @@ def claim_kernel(
             place += sums.num_direct
             tl.store(claim, place, mask=is_first)
             for c in range(0, W, C):
-                columns = c + tl.arange(0, C)
-                target = sums.sums + place.to(tl.int64)[:, None] * W + columns[None, :]
-                mask = is_first[:, None] & (columns < W)[None, :]
-                tl.store(target, tl.zeros((T, C), sums.sums.dtype.element_ty), mask=mask)
+                elements, mask = index.elements_of(place.to(tl.int64), is_first, c + tl.arange(0, C), W)
+                tl.store(sums.sums + elements, tl.zeros((T, C), sums.sums.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -126,61 +109,53 @@ def sum_kernel(
         tl.store(sums.counts, 0)
         if step is not None:
             tl.store(step, tl.load(step) + 1)
-    slot = slot_at(layout.slots, s)
-    part = part_at(layout.parts, s * K)
+    slot = index.slot_at(layout.slots, s)
+    parts = index.part_at(layout.parts, s * K)
     n = block.to(tl.int64) * T + tl.arange(0, T)
     JAGGED: tl.constexpr = batch.offsets is not None
+    longest = 1
     if JAGGED:
-        start, length = bags_at(batch, tl.load(slot + FEATURE), n)
+        start, length = index.bags_at(batch, tl.load(slot + FEATURE), n)
         longest = tl.max(length)
-    else:
-        longest = 1
     scale = tl.full((T,), 1, ACC)
     if JAGGED and MEAN:
-        pooled = tl.zeros((T,), tl.int32)
-        for nth in range(0, longest):
-            i = tl.load(batch.ids + start + nth, mask=nth < length, other=-1)
-            pooled += is_valid(i, slot).to(tl.int32)
-        scale = 1 / tl.maximum(pooled, 1).to(ACC)
+        scale = 1 / index.divisor_of(batch, start, length, slot, T, ACC)
     for nth in range(0, longest):
         if JAGGED:
-            i = tl.load(batch.ids + start + nth, mask=nth < length, other=-1)
+            i = index.nth_ids(batch, start, length, nth)
         else:
-            i = tl.load(batch.ids + n * batch.stride + tl.load(slot + FEATURE), mask=n < batch.size, other=-1)
-        valid = is_valid(i, slot)
-        i = tl.where(valid, i, 0)
-        number, is_own = number_of(i, slot, layout.maps, FLAGS)
-        factor = scale
+            i, _ = index.read_ids(batch, n, slot)
+        valid, factor = index.is_valid(i, slot), scale
+        number, is_own = index.number_of(i, valid, slot, layout.maps, FLAGS)
         if batch.sample_weights is not None:
             factor = scale * tl.load(batch.sample_weights + start + nth, mask=valid, other=0).to(ACC)
         for c in range(0, W, C):
             columns = c + tl.arange(0, C)
-            mask = valid[:, None] & (columns < W)[None, :]
-            incoming = tl.load(grad + (n * S + s)[:, None] * W + columns[None, :], mask=mask, other=0).to(ACC)
+            elements, mask = index.elements_of(n * S + s, valid, columns, W)
+            incoming = tl.load(grad + elements, mask=mask, other=0).to(ACC)
             if JAGGED:
                 incoming *= factor[:, None]
             for k in tl.static_range(K):
-                row, used = row_of(number, is_own, slot, part_at(part, k), k, layout.maps, FLAGS)
+                row, used = index.row_of(number, is_own, slot, parts, k, layout.maps, FLAGS)
                 readers = valid & used
                 read = readers[:, None] & (columns < W)[None, :]
-                base = tl.load(part_at(part, k) + BASE)
+                base = tl.load(index.part_at(parts, k) + BASE)
                 if (base >= 0) & ((partition == k) | (EACH == 0)):
                     g = incoming
                     if PRODUCTS and tl.load(slot + OPERATION) == PRODUCT:
                         for j in tl.static_range(K):
                             if j != k:
-                                other, present = row_of(number, is_own, slot, part_at(part, j), j, layout.maps, FLAGS)
-                                factors = stored + other[:, None] * W + columns[None, :]
-                                some = (valid & present)[:, None]
-                                y = tl.load(factors, mask=some & (columns < W)[None, :], other=0).to(ACC)
-                                g = tl.where(some, g * y, g)
+                                other, present = index.row_of(number, is_own, slot, parts, j, layout.maps, FLAGS)
+                                factors, some = index.elements_of(other, valid & present, columns, W)
+                                y = tl.load(stored + factors, mask=some, other=0).to(ACC)
+                                g = tl.where((valid & present)[:, None], g * y, g)
                     run = sums.places + (s * K + k) * PLACE_COLUMNS
                     claimed, num_direct = tl.load(run + CLAIMED), tl.load(run + COUNT)
                     first = tl.load(run + FIRST) + (block % tl.load(run + COPIES)) * num_direct
                     if claimed != 0:
                         place = tl.load(sums.claims + row - sums.first_row, mask=readers, other=0).to(tl.int64)
                     else:
-                        place = first + (row - base) // tl.load(part_at(part, k) + PITCH)
+                        place = first + (row - base) // tl.load(index.part_at(parts, k) + PITCH)
                     if (claimed == 0) & (num_direct <= 8):  # a table of four rows takes four additions, not T
                         for r in range(first, first + num_direct):
                             total = tl.sum(tl.where((place == r)[:, None] & read, g, 0), 0)
@@ -191,90 +166,89 @@ def sum_kernel(
 
 
 @triton.jit
-def run_of(program, sums, num_pairs, direct, claiming, T: tl.constexpr):
+def run_of(program, sums, runs, T: tl.constexpr):
     """The pair of a program, and its blocks of T places: the first, the one after the last, and the distance between;
     and how many places there are.
 
     The first ``direct`` programs have a block of the direct places of one pair. The other ``claiming`` ones have the
     claimed places, and the pair -1.
     """
-    if program < direct:
-        pair = program % num_pairs
-        begin = program // num_pairs
+    if program < runs.direct:
+        pair = program % runs.num_pairs
+        begin = program // runs.num_pairs
         used = tl.load(sums.places + pair * PLACE_COLUMNS + USED)
         end = tl.where(begin * T < used, begin + 1, begin)
         by = end * 0 + 1
     else:
         pair = program * 0 - 1
-        begin = program - direct
+        begin = program - runs.direct
         used = tl.load(sums.counts + 1).to(tl.int64)
         end = ((used + T - 1) // T).to(tl.int32)
-        by = end * 0 + claiming
+        by = end * 0 + runs.claiming
     return pair, begin, end, by, used
 
 
 @triton.jit
-def touched_rows(n, used, pair, sums, parts):
-    """The n-th rows of a run, and their places. Claims are released."""
+def summed_rows(block, used, pair, sums, W: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
+    """The rows of a block of T places of a run, which of them there are, and their sums ``[T, C]``. Claims are
+    released."""
+    n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
+    some = n < used
     if pair >= 0:
-        part = part_at(parts, pair)
+        part = index.part_at(sums.parts, pair)
         row = tl.load(part + BASE) + n * tl.load(part + PITCH)
         place = tl.load(sums.places + pair * PLACE_COLUMNS + FIRST) + n
     else:
-        row = tl.load(sums.rows + n, mask=n < used, other=0).to(tl.int64)
+        row = tl.load(sums.rows + n, mask=some, other=0).to(tl.int64)
         place = sums.num_direct + n
-        tl.store(sums.claims + row - sums.first_row, UNCLAIMED, mask=n < used)
-    return row, place
-
-
-@triton.jit
-def sums_of(sums, pair, place, active, W: tl.constexpr, C: tl.constexpr):
-    """The sums ``[T, C]`` of places of one run."""
-    columns = tl.arange(0, C)
-    mask = active[:, None] & (columns < W)[None, :]
-    g = tl.load(sums.sums + place[:, None] * W + columns[None, :], mask=mask, other=0)
+        tl.store(sums.claims + row - sums.first_row, UNCLAIMED, mask=some)
+    elements, mask = index.elements_of(place, some, tl.arange(0, C), W)
+    g = tl.load(sums.sums + elements, mask=mask, other=0)
     if pair >= 0:
         run = sums.places + pair * PLACE_COLUMNS
-        num_direct = tl.load(run + COUNT)
+        numbers = tl.load(run + COUNT) * W
         for copy in range(1, tl.load(run + COPIES)):
-            g += tl.load(sums.sums + (copy * num_direct + place)[:, None] * W + columns[None, :], mask=mask, other=0)
-    return g
+            g += tl.load(sums.sums + copy * numbers + elements, mask=mask, other=0)
+    return row, some, g
 
 
 def sum_by_row(
     grad: Tensor,
-    batch: IdBatch,
+    batch: DeviceBatch,
     stored: Tensor,
-    layout: Layout,
     host: HostLayout,
+    mean: bool,
     step: Tensor | None = None,
     lr: Tensor | None = None,
-    history: tuple[History, HistoryFlags] | tuple[None, None] = (None, None),
+    history: tuple[Any, ...] = (None, None, None),
+    window: int = 1,
 ) -> tuple[Sums, Places]:
-    """Sum the gradients of equal rows in two launches, which also count ``step``, or add a step to ``history``."""
-    size, (num_slots, k, _), width = grad.shape[0], layout.parts.shape, stored.shape[1]
-    reads = rounded_up(batch.ids.shape[0]) if batch.jagged else size
-    places = places_of(reads, batch.jagged, host)
+    """Sum the gradients of equal rows in two launches, which also count ``step``, or add a step to a history.
+
+    With ``lr`` come ``replay.history_of`` and the number of steps that count, as a power of two.
+    """
+    (num_slots, k, _), width, layout = host.parts.shape, stored.shape[1], host.on_device
+    reads = batch.size if batch.offsets is None else rounded_up(len(batch.ids))
+    places = places_of(reads, batch.offsets is not None, host)
     numbers = scratch(stored, places.num_places, width, dtype=accumulator(stored))
     rows = scratch(stored, max(1, places.num_places - places.num_direct), dtype=row_dtype(stored))
     claims = claims_of(stored, places.num_rows)
-    sums = Sums(numbers, *claims, places.table, rows, places.num_direct, places.first_row)
-    device_batch, device_layout = DeviceBatch.of(batch, size), host.on_device
+    sums = Sums(numbers, *claims, places.table, rows, layout.parts, places.num_direct, places.first_row)
     num_claimers = len(places.claimers)
     clearing = max(cdiv(places.num_direct * width, CLEARED.value), 1)
     claiming = 512 if cdiv(reads, 512) * num_claimers >= ENOUGH_PROGRAMS else 128
     launch(
         claim_kernel, (clearing + cdiv(reads, claiming) * num_claimers,),
-        device_batch, sums, places.claimers, lr, history[0], device_layout, num_claimers, clearing,
-        W=width, K=k, T=claiming, C=min(power_of_2(width), 32), FLAGS=host.row_flags, HISTORY=history[1],
+        batch, sums, places.claimers, lr, *history, layout, num_claimers, clearing,
+        W=width, K=k, T=claiming, C=min(power_of_2(width), 32), FLAGS=host.row_flags, WINDOW=window,
     )  # fmt: skip
     columns = min(power_of_2(width), 64)
     block = max(32, min(64, 512 // columns))
-    each = cdiv(size, block) * num_slots <= FEW_PROGRAMS
+    programs = cdiv(batch.size, block) * num_slots
+    each = programs <= FEW_PROGRAMS
     launch(
-        sum_kernel, (cdiv(size, block) * num_slots * (k if each else 1),),
-        grad, device_batch, stored, sums, step, device_layout, num_slots,
-        W=width, K=k, T=block, C=columns, ACC=TYPES[stored.dtype], MEAN=batch.mean,
-        EACH=each, PRODUCTS=host.product != 0, FLAGS=host.row_flags, num_warps=1,
+        sum_kernel, (programs * (k if each else 1),), grad, batch, stored, sums, step, layout, num_slots,
+        W=width, K=k, T=block, C=columns, ACC=TYPES[stored.dtype], MEAN=mean,
+        EACH=each, PRODUCTS=host.flags.product != 0, FLAGS=host.row_flags, num_warps=1,
     )  # fmt: skip
     return sums, places

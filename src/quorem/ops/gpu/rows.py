@@ -1,8 +1,9 @@
 """Which rows of ``stored`` an id reads, and which ids are valid: the index arithmetic that the GPU kernels share.
 
-A program of most kernels handles one slot, so the integers of the layout are scalars and branches on them are uniform.
-``lookup_kernel`` handles many slots at a time, and has a vector of each integer. Tables of fewer than 2^31 ids, which
-are nearly all, use 32-bit divisions; the others use 64-bit ones.
+A program of most kernels handles one slot, so the integers of the layout are scalars and branches on them are uniform:
+``number_of`` and ``row_of``. ``lookup_kernel`` handles many slots at a time, and has a vector of each integer:
+``place_at`` and ``row_read``. Tables of fewer than 2^31 ids, which are nearly all, use 32-bit divisions; the others use
+64-bit ones.
 
 Arguments that belong together are one tuple, and constants one frozen dataclass. A None in a tuple is a constant too.
 """
@@ -25,11 +26,14 @@ TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: t
 # A kernel can read a global constant only if it is a ``tl.constexpr``.
 SLOT_COLUMNS, PART_COLUMNS = tl.constexpr(layout.SLOT_COLUMNS), tl.constexpr(layout.PART_COLUMNS)
 FEATURE, OPERATION, LIMIT = map(tl.constexpr, (layout.FEATURE, layout.OPERATION, layout.LIMIT))
-MULTIPLIER, SHIFT, PADDING = map(tl.constexpr, (layout.MULTIPLIER, layout.SHIFT, layout.PADDING))
+PADDING, PRODUCT = tl.constexpr(layout.PADDING), tl.constexpr(layout.MULT)
 STRIDE, SIZE, BASE = map(tl.constexpr, (layout.STRIDE, layout.SIZE, layout.BASE))
-PITCH, MAP, PRODUCT = map(tl.constexpr, (layout.PITCH, layout.MAP, layout.MULT))
+PITCH, MAP = map(tl.constexpr, (layout.PITCH, layout.MAP))
 OWN, REST, COMPOSED = map(tl.constexpr, (layout.OWN, layout.REST, layout.COMPOSED))
 OFFSET, BITS, HOT, COLD = map(tl.constexpr, (layout.OFFSET, layout.BITS, layout.HOT, layout.COLD))
+# Columns of a part in ``HostLayout.table`` after those of the layout: by what numbers are divided by stride and size.
+BY_STRIDE, BY_SIZE, SHIFTS = map(tl.constexpr, range(layout.PART_COLUMNS, layout.PART_COLUMNS + 3))
+TABLE_PART_COLUMNS = tl.constexpr(layout.PART_COLUMNS + 3)
 FACTOR0, FACTOR1, FACTOR2 = map(tl.constexpr, MIXING_FACTORS)
 DIGIT_BITS = tl.constexpr(DIGIT)  # of ``words``, in which the rank of an id is found
 
@@ -44,9 +48,13 @@ class DeviceBatch(NamedTuple):
     stride: int  # distance between two ids of one feature
 
     @staticmethod
-    def of(batch: IdBatch, size: int) -> "DeviceBatch":
-        """A contiguous batch of ``size`` ids or bags of each feature."""
-        return DeviceBatch(*batch[:3], size, batch.stride)
+    def of(batch: IdBatch, num_features: int) -> "DeviceBatch":
+        """The batch with contiguous tensors."""
+        ids, offsets, weights = batch.ids.contiguous(), batch.offsets, batch.sample_weights
+        if offsets is None:
+            return DeviceBatch(ids, None, weights, len(ids), ids.stride(0))
+        weights = None if weights is None else weights.contiguous()
+        return DeviceBatch(ids, offsets.contiguous(), weights, (len(offsets) - 1) // num_features, 1)
 
 
 class DeviceLayout(NamedTuple):
@@ -54,6 +62,7 @@ class DeviceLayout(NamedTuple):
 
     slots: Tensor
     parts: Tensor
+    spans: Tensor
     maps: Tensor  # with the words of the lists of hot and cold ids
 
 
@@ -81,12 +90,6 @@ def part_at(parts, pair):
 def is_valid(ids, slot):
     """Which ids are inside the table of ``slot`` and not its padding."""
     return (ids >= 0) & (ids < tl.load(slot + LIMIT)) & (ids != tl.load(slot + PADDING))
-
-
-@triton.jit
-def permuted(ids, multiplier, shift, limit):
-    """The number (int64) that a table's permutation gives an id."""
-    return (ids.to(tl.int64) * multiplier + shift) % limit
 
 
 @triton.jit
@@ -163,11 +166,11 @@ def rank_of(ids, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS: t
 
 
 @triton.jit
-def number_of(ids, slot, maps, FLAGS: tl.constexpr):
+def number_of(ids, valid, slot, maps, FLAGS: tl.constexpr):
     """What ``row_of`` takes: of valid ids, their rows among the table's own, or what the partitions divide (int64); and
     which of them have rows of their own."""
     LEVELS: tl.constexpr = FLAGS.levels
-    number = ids.to(tl.int64)
+    number = tl.where(valid, ids, 0).to(tl.int64)
     place, is_own = number, number < 0
     if FLAGS.owned:
         own, rest, limit = tl.load(slot + OWN), tl.load(slot + REST), tl.load(slot + LIMIT)
@@ -180,10 +183,6 @@ def number_of(ids, slot, maps, FLAGS: tl.constexpr):
         place = place_of(number, own, rest, limit)
         is_own = place < own
         number = tl.where(is_own, 0, place - own)
-    multiplier, shift = tl.load(slot + MULTIPLIER), tl.load(slot + SHIFT)
-    if (multiplier != 1) | (shift != 0):
-        number = permuted(number, multiplier, shift, tl.load(slot + COMPOSED))
-    if FLAGS.owned:
         bits = tl.load(slot + BITS)
         if bits > 0:
             number = mixed(number + tl.load(slot + OFFSET), bits)
@@ -191,11 +190,12 @@ def number_of(ids, slot, maps, FLAGS: tl.constexpr):
 
 
 @triton.jit
-def row_of(number, is_own, slot, part, k, maps, FLAGS: tl.constexpr):
-    """Rows of ``stored`` (int64) that valid ids read through the k-th partition of a slot, and whether they have it.
+def row_of(number, is_own, slot, parts, k, maps, FLAGS: tl.constexpr):
+    """Rows of ``stored`` (int64) that valid ids read through the k-th of the ``parts`` of a slot, and which read one.
 
     ``number`` and ``is_own`` come from ``number_of``. Rows of ids' own are the first part of a slot that has some.
     """
+    part = part_at(parts, k)
     base, start, bound = tl.load(part + BASE), tl.load(part + MAP), tl.load(slot + COMPOSED).to(tl.int64)
     stride, size = tl.load(part + STRIDE), tl.load(part + SIZE)
     own_part = tl.full((), 0, tl.int1)
@@ -220,6 +220,72 @@ def row_of(number, is_own, slot, part, k, maps, FLAGS: tl.constexpr):
 
 
 @triton.jit
+def bucket_at(i, part, S: tl.constexpr):
+    """``bucket_of`` the numbers ``i``, by the integers of their parts in ``HostLayout.table``."""
+    size = tl.load(part + S * SIZE)
+    if i.dtype == tl.int32:
+        shifts = tl.load(part + S * SHIFTS)
+        quotient = divided(i, tl.load(part + S * BY_STRIDE), shifts & 31)
+        return quotient - divided(quotient, tl.load(part + S * BY_SIZE), shifts >> 5) * size
+    else:
+        stride = tl.load(part + S * STRIDE)
+        return (i.to(tl.uint64) // stride.to(tl.uint64) % size.to(tl.uint64)).to(tl.int64)  # shorter than signed ones
+
+
+@triton.jit
+def divided(i, multiplier, shift):
+    """int32 numbers over a divisor, whose multiplier and shift ``host.reciprocals`` gives."""
+    doubled = i.to(tl.uint32) << 1
+    return (tl.umulhi(doubled, multiplier.to(tl.uint32)) >> shift.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def place_at(i, valid, slot, maps, S: tl.constexpr, FLAGS: tl.constexpr):
+    """What the partitions of a slot divide, for valid ids, and the rows that ids have of their own, -1 for none."""
+    own_row = i * 0 - 1
+    if FLAGS.owned:
+        own, rest, limit = tl.load(slot + S * OWN), tl.load(slot + S * REST), tl.load(slot + S * LIMIT)
+        if FLAGS.levels > 0:
+            hot_words, cold_words = tl.load(slot + S * HOT), tl.load(slot + S * COLD)
+            i = rank_of(i, valid, maps, hot_words, cold_words, own, rest, limit, FLAGS.levels, FLAGS.rested)
+        place = i
+        if FLAGS.rested:
+            place = place_of(i, own, rest, limit)
+        own_row = place
+        if FLAGS.pitched:
+            own_row = place * tl.load(slot + S * (SLOT_COLUMNS + 2))
+        own_row = tl.where(place < own, own_row + tl.load(slot + S * (SLOT_COLUMNS + 1)), -1)
+        i = tl.where(place < own, 0, place - own)
+    if FLAGS.mixed:
+        bits = tl.load(slot + S * BITS)
+        i = tl.where(bits > 0, mixed(i + tl.load(slot + S * OFFSET), bits), i)
+    return i, own_row
+
+
+@triton.jit
+def row_read(i, own_row, valid, slot, maps, k: tl.constexpr, S: tl.constexpr, FLAGS: tl.constexpr):
+    """The k-th rows that ids read, -1 for none; a row of an id's own takes the place of the first."""
+    part = slot + S * (SLOT_COLUMNS + 3 + TABLE_PART_COLUMNS * k)
+    base, bucket = tl.load(part + S * BASE), bucket_at(i, part, S)
+    if FLAGS.mapped:
+        start = tl.load(part + S * MAP).to(tl.int64)
+        entry = tl.load(maps + start + i, mask=valid & (start >= 0), other=0)
+        bucket = tl.where(start >= 0, entry.to(slot.dtype.element_ty), bucket)
+    if FLAGS.pitched:
+        bucket = bucket * tl.load(part + S * PITCH)
+    row = tl.where(base >= 0, base + bucket, -1)
+    if FLAGS.owned:
+        row = tl.where(own_row < 0, row, own_row) if k == 0 else tl.where(own_row < 0, row, -1)
+    return tl.where(valid, row, -1)
+
+
+@triton.jit
+def elements_of(rows, some, columns, W):
+    """Where ``columns`` of ``rows`` of W numbers lie, ``[T, C]``; and which exist, of the rows in ``some``."""
+    return rows[:, None] * W + columns[None, :], some[:, None] & (columns < W)[None, :]
+
+
+@triton.jit
 def read_ids(batch, n, slot):
     """The n-th ids that a slot reads, -1 past the last, and which of them there are."""
     feature = tl.load(slot + FEATURE)
@@ -238,6 +304,21 @@ def bags_at(batch, feature, n):
     bag = feature * batch.size + n
     start = tl.load(batch.offsets + bag, mask=n < batch.size, other=0)
     return start, tl.load(batch.offsets + bag + 1, mask=n < batch.size, other=0) - start
+
+
+@triton.jit
+def nth_ids(batch, start, length, nth):
+    """The nth id of each bag, -1 past its last."""
+    return tl.load(batch.ids + start + nth, mask=nth < length, other=-1)
+
+
+@triton.jit
+def divisor_of(batch, start, length, slot, T: tl.constexpr, ACC: tl.constexpr):
+    """How many ids of each bag are valid, at least one: what a mean divides by."""
+    count = tl.zeros((T,), tl.int32)
+    for nth in range(0, tl.max(length)):
+        count += is_valid(nth_ids(batch, start, length, nth), slot).to(tl.int32)
+    return tl.maximum(count, 1).to(ACC)
 
 
 def row_dtype(stored: Tensor) -> torch.dtype:

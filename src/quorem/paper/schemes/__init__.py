@@ -5,10 +5,14 @@ without allocating anything; modules are built from the spec. Schemes are writte
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ...files.checked_json import build
 from ..partitions import ExplicitPartition, Partition
 from .families import QR, Activation, ChineseRemainder, Composed, Custom, GeneralizedQR, Hash, Path
 from .frequency import HotCold, Pool, Ranks, RawCounts
@@ -50,27 +54,32 @@ def to_json(scheme: Scheme) -> str:
     return json.dumps(to_dict(scheme))
 
 
-def to_dict(scheme: Scheme | Pool, *, with_partitions: bool = True) -> dict[str, Any]:
+def to_dict(scheme: Scheme | Pool, *, maps: dict[str, Tensor] | None = None) -> dict[str, Any]:
     """The scheme as JSON values, without options at their defaults.
 
     Args:
         scheme: the scheme, or the pool of a ``HotCold`` scheme.
-        with_partitions: whether the partitions of ``Custom`` are included; its index maps may be long.
+        maps: where to put index maps of ``Custom``, which may be long; the values then have their names instead.
 
     >>> to_dict(QR(num_collisions=60))
     {'scheme': 'QR', 'num_collisions': 60}
     """
     options = {f.name: getattr(scheme, f.name) for f in fields(scheme) if getattr(scheme, f.name) != f.default}
     if isinstance(scheme, HotCold):
-        options["cold"] = to_dict(scheme.cold, with_partitions=with_partitions)
-    if not with_partitions:
-        options.pop("partitions", None)
-    elif isinstance(scheme, Custom):
-        options["partitions"] = [
-            {"stride": p.stride, "size": p.size} if isinstance(p, Partition) else {"index": p.index.tolist()}
-            for p in scheme.partitions
-        ]
+        options["cold"] = to_dict(scheme.cold, maps=maps)
+    if isinstance(scheme, Custom):
+        options["partitions"] = [_partition_values(partition, maps) for partition in scheme.partitions]
     return {"scheme": type(scheme).__name__, **options}
+
+
+def _partition_values(partition: AnyPartition, maps: dict[str, Tensor] | None) -> dict[str, Any]:
+    if isinstance(partition, Partition):
+        return {"stride": partition.stride, "size": partition.size}
+    if maps is None:
+        return {"index": partition.index.tolist()}
+    name = f"maps.{len(maps)}"
+    maps[name] = partition.index.to(torch.int32) if partition.size < 2**31 else partition.index
+    return {"index": name}
 
 
 def from_json(text: str) -> Scheme:
@@ -85,42 +94,41 @@ def from_json(text: str) -> Scheme:
     return from_dict(json.loads(text))
 
 
-def from_dict(values: Any, partitions: Sequence[AnyPartition] | None = None) -> Scheme:
+def from_dict(values: Any, *, maps: Mapping[str, Tensor] | None = None) -> Scheme:
     """The scheme that ``to_dict`` gave as JSON values.
 
     Args:
         values: the JSON values.
-        partitions: the partitions of ``Custom``, if ``values`` were made without them.
+        maps: the index maps that they name.
 
     Raises:
-        TypeError: if an option is missing or of the wrong type.
-        ValueError: if the values are not a scheme.
+        ValueError: if the values are not a scheme, an option is missing or wrong, or a map is missing.
 
     >>> from_dict({"scheme": "QR", "num_collisions": 60})
     QR(num_collisions=60)
     """
-    scheme: Scheme = _from_dict(values, partitions, SCHEMES)
+    scheme: Scheme = _from_dict(values, maps or {}, SCHEMES)
     return scheme
 
 
-def _from_dict(values: Any, partitions: Sequence[AnyPartition] | None, known: Mapping[str, Any]) -> Any:
+def _from_dict(values: Any, maps: Mapping[str, Tensor], known: Mapping[str, Any]) -> Any:
     if not isinstance(values, dict) or values.get("scheme") not in tuple(known):
         text, names = json.dumps(values)[:80], ", ".join(known)
         raise ValueError(f"scheme JSON ({text!r}) must be an object whose 'scheme' is one of {names}")
+    converters = {
+        AnyPartition: lambda entry: _partition(entry, maps),
+        Scheme | Pool: lambda cold: _from_dict(cold, maps, {**SCHEMES, "Pool": Pool}),
+    }
     options = dict(values)
-    cls = known[options.pop("scheme")]
-    if extra := sorted(set(options) - {f.name for f in fields(cls)}):
-        raise ValueError(f"{cls.__name__} has no option {', '.join(extra)}")
-    if cls is Custom:
-        options["partitions"] = partitions or [_partition(entry) for entry in options.get("partitions", ())]
-    if "cold" in options:
-        options["cold"] = _from_dict(options["cold"], partitions, {**SCHEMES, "Pool": Pool})
-    return cls(**options)
+    return build(known[options.pop("scheme")], options, converters=converters)
 
 
-def _partition(entry: object) -> AnyPartition:
+def _partition(entry: object, maps: Mapping[str, Tensor]) -> AnyPartition:
     if isinstance(entry, dict) and set(entry) == {"index"}:
-        return ExplicitPartition(entry["index"])
+        index = entry["index"]
+        if isinstance(index, str) and index not in maps:
+            raise ValueError(f"index ({index!r}) must be a list of buckets, or the name of one in the file")
+        return ExplicitPartition(maps[index] if isinstance(index, str) else index)
     if isinstance(entry, dict) and set(entry) == {"stride", "size"}:
         return Partition(**entry)
     raise ValueError(f"partition JSON ({str(entry)[:80]!r}) must hold stride and size, or index")

@@ -1,14 +1,14 @@
 """The paper's families of partitions as schemes (sections 2 to 4)."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from ...checks import check_choice, check_int
+from ...checks import check_int
 from .. import partitions as P
 from ..operations import Operation
 from ..sizes import balanced_sizes, ceil_div, coprime_sizes, coprime_sizes_for_rows
-from .scheme import AnyPartition, Scheme, set_int
+from .scheme import AnyPartition, Scheme
 
 LargeTable = Literal["remainder", "quotient"]
 Activation = Literal["relu", "sigmoid"]
@@ -20,7 +20,6 @@ class Hash(Scheme):
 
     Args:
         num_collisions: ids that share a row.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -29,11 +28,6 @@ class Hash(Scheme):
     """
 
     num_collisions: int = 4
-
-    def __post_init__(self) -> None:
-        """Check ``num_collisions``."""
-        super().__post_init__()
-        set_int(self, "num_collisions", 1)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """The remainder alone; not complementary."""
@@ -48,13 +42,6 @@ class Composed(Scheme):
     operation: Operation = "mult"
     dims: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        """Check ``operation`` and ``dims``."""
-        super().__post_init__()
-        check_choice("operation", self.operation, Operation)
-        if self.dims is not None:
-            _set_widths(self, "dims")
-
 
 @dataclass(frozen=True, repr=False)
 class QR(Composed):
@@ -64,10 +51,8 @@ class QR(Composed):
         num_collisions: ids that share a row of the large table, which has ``ceil(n / num_collisions)`` rows.
         large: the partition with the large table: ``"remainder"`` (better where low ids are frequent) or
             ``"quotient"`` (as in the public reference code).
-        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
-            keeps them apart.
+        operation: ``"mult"``, ``"add"``, ``"concat"``, or ``"feature"``, which keeps the rows of an id apart.
         dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -78,12 +63,6 @@ class QR(Composed):
     num_collisions: int = 4
     _: KW_ONLY
     large: LargeTable = "remainder"
-
-    def __post_init__(self) -> None:
-        """Check ``num_collisions`` and ``large``."""
-        super().__post_init__()
-        set_int(self, "num_collisions", 1)
-        check_choice("large", self.large, LargeTable)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainder, then quotient."""
@@ -102,14 +81,11 @@ class EqualTables(Composed):
     num_collisions: int | None = None
 
     def __post_init__(self) -> None:
-        """Check ``num_partitions``, ``num_rows`` and ``num_collisions``."""
+        """Check how the options fit together."""
         super().__post_init__()
-        set_int(self, "num_partitions", 1)
         if self.num_rows is not None:
-            set_int(self, "num_rows", self.num_partitions)
-        if self.num_collisions is not None:
-            set_int(self, "num_collisions", 1)
-            if self.num_rows is not None:
+            check_int("num_rows", self.num_rows, self.num_partitions)
+            if self.num_collisions is not None:
                 raise ValueError(f"num_collisions ({self.num_collisions}) must be None where num_rows is given")
 
     def rows_to_spend(self, n: int, fewest: int, tables: str) -> int | None:
@@ -130,12 +106,9 @@ class GeneralizedQR(EqualTables):
     Args:
         num_partitions: number of partitions, hence of tables.
         num_rows: rows of all tables together, split evenly; if None, the fewest that keep all ids apart.
-        num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, as many as hashing has, or the
-            fewest that keep all ids apart if that is more.
-        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
-            keeps them apart.
+        num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, or the fewest if that is more.
+        operation: ``"mult"``, ``"add"``, ``"concat"``, or ``"feature"``, which keeps the rows of an id apart.
         dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -161,12 +134,9 @@ class ChineseRemainder(EqualTables):
     Args:
         num_partitions: number of partitions, hence of tables.
         num_rows: rows of all tables together, split evenly; if None, the fewest that keep all ids apart.
-        num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, as many as hashing has, or the
-            fewest that keep all ids apart if that is more.
-        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
-            keeps them apart.
+        num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, or the fewest if that is more.
+        operation: ``"mult"``, ``"add"``, ``"concat"``, or ``"feature"``, which keeps the rows of an id apart.
         dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -188,10 +158,8 @@ class Custom(Composed):
     Args:
         partitions: ``Partition`` and ``ExplicitPartition`` objects.
         check: raise unless the partitions are complementary.
-        operation: how the rows of an id become its vector: ``"mult"``, ``"add"``, ``"concat"`` or ``"feature"``, which
-            keeps them apart.
+        operation: ``"mult"``, ``"add"``, ``"concat"``, or ``"feature"``, which keeps the rows of an id apart.
         dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -236,7 +204,6 @@ class Path(Scheme):
         hidden: widths of the hidden layers of each network; ``()`` is the linear map.
         num_partitions: number of levels of the path plus one; the levels together tell apart ``num_collisions`` ids.
         activation: ``"relu"`` or ``"sigmoid"``, between layers.
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -247,29 +214,13 @@ class Path(Scheme):
     num_collisions: int = 4
     hidden: tuple[int, ...] = (64,)
     _: KW_ONLY
-    num_partitions: int = 2
+    num_partitions: int = field(default=2, metadata={"low": 2})
     activation: Activation = "relu"
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        set_int(self, "num_collisions", 1)
-        set_int(self, "num_partitions", 2)
-        _set_widths(self, "hidden")
-        check_choice("activation", self.activation, Activation)
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
         """Remainder, then the digits of the quotient."""
         m = ceil_div(n, self.num_collisions)
         return P.generalized_quotient_remainder(n, (m, *balanced_sizes(ceil_div(n, m), self.num_partitions - 1)))
-
-
-def _set_widths(scheme: Scheme, name: str) -> None:
-    """Check an option of a frozen scheme that holds widths, and convert it to a tuple of plain ints."""
-    widths = getattr(scheme, name)
-    if not isinstance(widths, list | tuple):
-        raise TypeError(f"{name} ({widths!r}) must be a tuple of widths, such as (64,)")
-    object.__setattr__(scheme, name, tuple(check_int(name, width, 1) for width in widths))
 
 
 @lru_cache(maxsize=64)

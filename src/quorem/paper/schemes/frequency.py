@@ -7,27 +7,27 @@ frequency, the ids of a table fall into three ranges, which two integers describ
              hot: own row       cold: composed            rest: one row for all
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...checks import check_int, check_options
 from .. import partitions as P
 from ..hashing import as_int64, mixed_ids
 from ..renumbering import Mixing
 from ..sizes import coprime_sizes, coprime_sizes_for_rows
-from .scheme import Scheme, TableSpec, set_int
+from .scheme import Scheme, TableSpec
 
 
 @dataclass(frozen=True)
 class Pool:
     """Rows that the cold ids of several tables share; the vector of a cold id is the sum of ``num_partitions`` rows.
 
-    The cold ids of all tables are numbered table after table, the numbers are mixed, and the mixed numbers are
-    partitioned by Chinese remainders. So each cold id of each table has a combination of rows of its own (section 3.1).
-    If tables have different widths, there is a pool of ``num_rows`` rows for each width.
+    The cold ids of all tables are numbered, the numbers are mixed, and partitioned by Chinese remainders: each cold id
+    has a combination of rows of its own (section 3.1). There is a pool of ``num_rows`` rows for each width of tables.
 
     Args:
         num_rows: number of rows of the pool, over all its partitions.
@@ -46,11 +46,9 @@ class Pool:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        set_int(self, "num_partitions", 1)
-        set_int(self, "num_rows", self.num_partitions)
-        if self.operation != "add":
-            raise ValueError(f"operation ({self.operation!r}) must be 'add' for a Pool: its rows are shared by tables")
-        if not isinstance(self.name, str) or not self.name or set(self.name) & set(".\n"):
+        check_options(self)
+        check_int("num_rows", self.num_rows, self.num_partitions)
+        if not self.name or set(self.name) & set(".\n"):
             raise ValueError(f"name ({self.name!r}) must be a string of one line without dots that is not empty")
 
     def sizes(self, num_cold: int) -> tuple[int, ...]:
@@ -76,14 +74,13 @@ class Pool:
 class HotCold(Scheme):
     """Hot ids have rows of their own, cold ids are composed, and one row stands for all the rest.
 
-    Ids are ranked by frequency. Either the ids are in that order (``quorem prepare --ids frequency``), and nothing more
-    is stored; or the module is given ``frequencies`` and stores lists of the hot and cold ids.
+    Either ids are in order of frequency (``quorem prepare --ids frequency``), or the module is given ``frequencies``,
+    and stores lists of the hot and cold ids.
 
     Args:
         num_hot: number of ids with rows of their own, the most frequent.
         cold: how the cold ids are stored: a scheme, or a ``Pool`` that several tables share.
         num_rest: number of ids that share one row, the least frequent.
-        permute: must be None, since ids are ranked by frequency.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -91,17 +88,13 @@ class HotCold(Scheme):
     ((101, 16),)
     """
 
-    num_hot: int
+    num_hot: int = field(metadata={"low": 0})
     cold: Scheme | Pool
-    num_rest: int = 0
+    num_rest: int = field(default=0, metadata={"low": 0})
 
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        set_int(self, "num_hot", 0)
-        set_int(self, "num_rest", 0)
-        if self.permute is not None:
-            raise ValueError(f"permute ({self.permute}) must be None for HotCold: ids are ranked by frequency")
         if not isinstance(self.cold, Scheme | Pool):
             raise TypeError(f"cold ({self.cold!r}) must be a Scheme or a Pool")
         if isinstance(self.cold, HotCold):
@@ -119,7 +112,7 @@ class HotCold(Scheme):
         num_cold = n - self.num_hot - self.num_rest
         num_own = self.num_hot + (self.num_rest > 0)
         own = ((num_own, d),) if num_own else ()
-        spec = TableSpec(n, d, self, (), own, "add", None, num_hot=self.num_hot, num_rest=self.num_rest)
+        spec = TableSpec(n, d, self, (), own, "add", num_hot=self.num_hot, num_rest=self.num_rest)
         if not num_cold:
             return spec
         if isinstance(self.cold, Pool):
@@ -130,7 +123,6 @@ class HotCold(Scheme):
             partitions=cold.partitions,
             shapes=own + cold.shapes,
             operation=cold.operation,
-            permutation=cold.permutation,
             hidden=cold.hidden,
         )
 
@@ -199,27 +191,23 @@ def rank(frequencies: Ranking, spec: TableSpec) -> Ranks:
     >>> rank(torch.tensor([3, 0, 9, 0, 5]), spec)
     Ranks(hot=tensor([2], dtype=torch.int32), cold=tensor([0, 4], dtype=torch.int32))
     """
-    frequencies = check_ranking(frequencies, spec.num_embeddings)
-    num_listed = list_sizes(spec)[1]
+    n, sizes = spec.num_embeddings, list_sizes(spec)
+    frequencies, num_ranked = check_ranking(frequencies, n), sum(sizes)
     if isinstance(frequencies, str):
-        return Ranks(
-            *(torch.full((n,), -1, dtype=_id_dtype(spec.num_embeddings), device="cpu") for n in list_sizes(spec))
-        )
+        return Ranks(*(torch.full((size,), -1, dtype=_id_dtype(n), device="cpu") for size in sizes))
     if isinstance(frequencies, Ranks):
-        if (len(frequencies.hot), len(frequencies.cold)) != (spec.num_hot, num_listed):
-            got = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold"
-            raise ValueError(f"frequencies lists {got} ids but must list {spec.num_hot} and {num_listed}")
+        if (len(frequencies.hot), len(frequencies.cold)) != sizes:
+            got = f"{len(frequencies.hot)} hot and {len(frequencies.cold)} cold ids"
+            raise ValueError(f"frequencies lists {got} but must list {sizes[0]} and {sizes[1]}")
         return frequencies
-    last = spec.num_hot + num_listed
     if isinstance(frequencies, RawCounts):
-        ids, counts = counts_by_id(frequencies, spec.num_embeddings)
-        if len(ids) < last:
-            raise ValueError(f"frequencies lists {len(ids)} ids but must list at least {last}, those that are ranked")
+        ids, counts = counts_by_id(frequencies, n)
+        if len(ids) < num_ranked:
+            raise ValueError(f"frequencies lists {len(ids)} ids but must list at least {num_ranked}, those ranked")
         order = ids[torch.argsort(counts, descending=True, stable=True)]
     else:
         order = torch.argsort(frequencies, descending=True, stable=True)
-    parts = order[: spec.num_hot], order[spec.num_hot : last]
-    return Ranks(*(part.sort().values.to(_id_dtype(spec.num_embeddings)) for part in parts))
+    return Ranks(*(ids.sort().values.to(_id_dtype(n)) for ids in order[:num_ranked].split(sizes)))
 
 
 def _id_dtype(n: int) -> torch.dtype:
@@ -244,17 +232,12 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
     >>> places(HotCold(2, cold=Full(), num_rest=2).spec(6, 4), None)
     tensor([0, 1, 3, 4, 2, 2])
     """
-    n = spec.num_embeddings
-    ids = torch.arange(n, device="cpu")
+    ids = torch.arange(spec.num_embeddings, device="cpu")
     place = torch.full_like(ids, spec.num_hot)
-    if ranks is None:
-        hot, cold = ids[: spec.num_hot], ids[spec.num_hot : n - spec.num_rest]
-    else:
-        hot, cold = ranks.hot.cpu().long(), ranks.cold.cpu().long()
-        if not spec.num_rest:
-            cold = torch.ones_like(ids).index_fill(0, hot, 0).nonzero().flatten()
-    place[hot] = ids[: len(hot)]
-    place[cold] = spec.num_own + ids[: len(cold)]
+    hot = ids[: spec.num_hot] if ranks is None else ranks.hot.cpu().long()
+    place[hot] = ids[: spec.num_hot]
+    cold = ids[: spec.num_composed]
+    place[cold_ids(cold, spec, ranks)] = spec.num_own + cold
     return place
 
 

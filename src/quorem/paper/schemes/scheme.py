@@ -2,12 +2,11 @@
 
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...checks import check_int
+from ...checks import check_int, check_options
 from .. import partitions as P
 from ..operations import Operation, widths
-from ..renumbering import Permutation
 
 if TYPE_CHECKING:
     from .frequency import Pool
@@ -28,7 +27,6 @@ class TableSpec:
         partitions: how the ids are divided, least significant digit first.
         shapes: rows and width of each stored table.
         operation: how the rows of an id become its vector.
-        permutation: permutation of the ids, applied before the partitions; None keeps their order.
         hidden: widths of the hidden layers of path networks; None for other schemes.
         fallback: why the table is full although another scheme was requested, in one sentence; else None.
         num_hot: number of ids that have rows of their own (``HotCold``).
@@ -48,7 +46,6 @@ class TableSpec:
     partitions: tuple[AnyPartition, ...]
     shapes: tuple[tuple[int, int], ...]
     operation: Operation
-    permutation: Permutation | None
     hidden: tuple[int, ...] | None = None
     fallback: str | None = None
     num_hot: int = 0
@@ -68,7 +65,7 @@ class TableSpec:
     @property
     def is_naive(self) -> bool:
         """Whether each id has one row, at its number."""
-        one_row = self.permutation is None and self.partitions == P.naive(self.num_embeddings)
+        one_row = self.partitions == P.naive(self.num_embeddings)
         return one_row and self.operation != "feature" and not self.num_own  # feature has an extra dimension
 
     @property
@@ -115,10 +112,9 @@ class TableSpec:
 
 @dataclass(frozen=True, repr=False)
 class Scheme:
-    """The base class of schemes: three options, and ``spec``, which applies the scheme to one table.
+    """The base class of schemes: two options, and ``spec``, which applies the scheme to one table.
 
     Args:
-        permute: seed of a permutation of the ids, applied before the partitions; None keeps their order.
         force: store the table this way even where that does not shrink it; else it stays full.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -128,18 +124,12 @@ class Scheme:
     """
 
     _: KW_ONLY
-    permute: int | None = None
     force: bool = False
     width: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the options that do not depend on a table."""
-        if self.permute is not None:
-            set_int(self, "permute", 0)
-        if not isinstance(self.force, bool):
-            raise TypeError(f"force ({self.force!r}) must be a bool")
-        if self.width is not None:
-            set_int(self, "width", 1)
+        """Check the options that do not depend on a table, by their annotations."""
+        check_options(self)
 
     def __repr__(self) -> str:
         """The scheme as Python code, without keyword options at their defaults."""
@@ -178,7 +168,7 @@ class Scheme:
         always = self.force or (isinstance(self, Full) and not spec.is_narrow)
         if always or spec.num_parameters < n * d:
             return spec
-        full = Full(permute=self.permute)._spec(n, d)
+        full = Full()._spec(n, d)
         reason = f"{type(self).__name__} would store {spec.num_parameters} parameters where the full table has {n * d}"
         return replace(full, fallback=reason, operation=spec.operation)
 
@@ -192,8 +182,7 @@ class Scheme:
             shapes = tuple((p.size, width) for p, width in zip(parts, dims, strict=True))
         else:
             shapes = ((parts[0].size, d),)
-        permutation = None if self.permute is None else Permutation.from_seed(n, self.permute)
-        return TableSpec(n, d, self, parts, shapes, operation, permutation, hidden)
+        return TableSpec(n, d, self, parts, shapes, operation, hidden)
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,7 +190,6 @@ class Full(Scheme):
     """One row per category: the naive partition.
 
     Args:
-        permute: seed of a permutation of the ids; None keeps their order.
         force: store narrow rows even where they do not shrink the table; has no effect without ``width``.
         width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
@@ -218,8 +206,3 @@ def check_scheme(scheme: Scheme) -> None:
     """Raise TypeError unless ``scheme`` is a ``Scheme``."""
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme ({scheme!r}) must be a Scheme, such as quorem.QR(num_collisions=4)")
-
-
-def set_int(scheme: Any, name: str, least: int) -> None:
-    """Check an integer option of a frozen scheme, and convert it to a plain int (it may be a numpy integer)."""
-    object.__setattr__(scheme, name, check_int(name, getattr(scheme, name), least))

@@ -1,0 +1,201 @@
+"""Composed rows times the matrices of their tables: one launch for the vectors, one for all gradients.
+
+A program handles T batch entries of one piece at a time. ``ops.projection`` is the plain reference. Products have
+float32's precision, on the tensor cores. All columns are multiples of U, the largest power of two that allows it: so
+the compiler reads and writes U numbers at once. A kernel that also composes the rows was no faster on an H200.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import cdiv, launch, power_of_2
+
+START, WIDTH, COLUMN, DIM, MATRIX, PLACE = map(tl.constexpr, range(6))  # columns of a table of pieces
+PIECE_COLUMNS = tl.constexpr(6)
+NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+WIDEST = 128  # the most numbers of a vector
+PROGRAMS = 2048  # about so many share the sums of the gradients of the matrices
+MOST_TABLES = 256
+
+_tables: dict[Any, Tensor] = {}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Constants of the kernels."""
+
+    unit: int  # U
+    width: int  # R: of composed rows, at least 16 for the tensor cores
+    dim: int  # C: of vectors
+    kind: Any  # of the matrices
+
+    @property
+    def block(self) -> dict[str, int]:
+        """T and the warps of a program: what was fastest on an H200."""
+        return {"T": 64, "num_warps": 1 if self.dim <= 32 else 4}
+
+
+@triton.jit
+def piece_at(pieces, p, U: tl.constexpr, KIND: tl.constexpr):
+    """First column and width of a piece of composed rows and of its vectors; and its matrix, or whether it has none."""
+    piece = pieces + p * PIECE_COLUMNS
+    start, column, address = tl.load(piece + START) * U, tl.load(piece + COLUMN) * U, tl.load(piece + MATRIX)
+    width, dim = tl.load(piece + WIDTH).to(tl.int32) * U, tl.load(piece + DIM).to(tl.int32) * U
+    return start, width, column, dim, address.to(tl.pointer_type(KIND)), address == 0
+
+
+@triton.jit
+def tile_at(x, block, first, step, width, B, T: tl.constexpr, C: tl.constexpr):
+    """Addresses ``[T, C]`` of a block of batch entries, from column ``first`` on, and which of them exist."""
+    n, columns = tl.arange(0, T), tl.arange(0, C)
+    begin = tl.full((), T, tl.int64) * block
+    address = x + begin * step + first + (n * step)[:, None] + columns[None, :]
+    return address, (n < B - begin)[:, None] & (columns < width)[None, :]
+
+
+@triton.jit
+def matrix_at(matrix, width, dim, R: tl.constexpr, C: tl.constexpr):
+    """Addresses of a matrix ``[R, C]``, and which of them exist."""
+    rows, columns = tl.arange(0, R), tl.arange(0, C)
+    return matrix + (rows * dim)[:, None] + columns[None, :], (rows < width)[:, None] & (columns < dim)[None, :]
+
+
+@triton.jit
+def product(a, b):
+    """Matrix product in float32's precision, on the tensor cores."""
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def numbers_in(tile, mask):
+    """The numbers of a tile in float32, zeros where there are none."""
+    return tl.load(tile, mask=mask, other=0).to(tl.float32)
+
+
+@triton.jit
+def project_kernel(
+    x, out, pieces, B, x_step, out_step, F,
+    TILES: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """The vectors of T batch entries of one piece."""
+    U: tl.constexpr = TILES.unit
+    R: tl.constexpr = TILES.width
+    C: tl.constexpr = TILES.dim
+    start, width, column, dim, matrix, copied = piece_at(pieces, tl.program_id(0) % F, U, TILES.kind)
+    block = tl.program_id(0) // F
+    target, inside = tile_at(out, block, column, out_step * U, dim, B, T, C)
+    if copied:
+        same, _ = tile_at(x, block, start, x_step * U, dim, B, T, C)
+        tl.store(target, tl.load(same, mask=inside), mask=inside)
+    else:
+        source, mask = tile_at(x, block, start, x_step * U, width, B, T, R)
+        weights, weighted = matrix_at(matrix, width, dim, R, C)
+        vectors = product(numbers_in(source, mask), numbers_in(weights, weighted))
+        tl.store(target, vectors.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def project_backward_kernel(
+    grad, x, dx, sums, pieces, B, grad_step, x_step, F, length, shares,
+    TILES: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the composed rows of one piece, and a share of that of its matrix: every ``shares``-th block."""
+    U: tl.constexpr = TILES.unit
+    R: tl.constexpr = TILES.width
+    C: tl.constexpr = TILES.dim
+    p, share = tl.program_id(0) % F, tl.program_id(0) // F
+    start, width, column, dim, matrix, copied = piece_at(pieces, p, U, TILES.kind)
+    if copied:
+        for block in range(share, tl.cdiv(B, T), shares):
+            source, inside = tile_at(grad, block, column, grad_step * U, dim, B, T, C)
+            same, _ = tile_at(dx, block, start, x_step * U, dim, B, T, C)
+            tl.store(same, tl.load(source, mask=inside), mask=inside)
+    else:
+        weights, weighted = matrix_at(matrix, width, dim, R, C)
+        transposed = tl.trans(numbers_in(weights, weighted))
+        total = tl.zeros((R, C), tl.float32)
+        for block in tl.range(share, tl.cdiv(B, T), shares, num_stages=1):
+            source, inside = tile_at(grad, block, column, grad_step * U, dim, B, T, C)
+            g = numbers_in(source, inside)
+            read, mask = tile_at(x, block, start, x_step * U, width, B, T, R)
+            total += product(tl.trans(numbers_in(read, mask)), g)
+            target, _ = tile_at(dx, block, start, x_step * U, width, B, T, R)
+            tl.store(target, product(g, transposed).to(dx.dtype.element_ty), mask=mask)
+        place = sums + share.to(tl.int64) * length + tl.load(pieces + p * PIECE_COLUMNS + PLACE)
+        share_of, _ = matrix_at(place, width, dim, R, C)
+        tl.store(share_of, total, mask=weighted)
+
+
+def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor]) -> Any:
+    """``ops.projection.projected`` in one launch."""
+    composed = composed.contiguous()
+    out = composed.new_empty(len(composed), sum(piece.dim for piece in pieces))
+    tiles = _tiles(pieces, matrices, composed, out)
+    if tiles is None:
+        return NotImplemented
+    matrices, table = _table(composed, pieces, matrices, tiles.unit)
+    if len(composed):
+        launch(
+            project_kernel, (cdiv(len(composed), tiles.block["T"]) * len(pieces),),
+            composed, out, table, len(composed), composed.stride(0) // tiles.unit, out.stride(0) // tiles.unit,
+            len(pieces), TILES=tiles, **tiles.block,
+        )  # fmt: skip
+    return out
+
+
+def project_backward(grad: Tensor, composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor]) -> Any:
+    """The gradients of ``composed`` and of each matrix, in one launch and a sum."""
+    grad, composed, of_composed = grad.contiguous(), composed.contiguous(), torch.empty_like(composed)
+    tiles = _tiles(pieces, matrices, composed, grad)
+    if tiles is None:
+        return NotImplemented
+    matrices, table = _table(composed, pieces, matrices, tiles.unit)
+    lengths = [piece.width * piece.dim * (piece.matrix >= 0) for piece in pieces]
+    shares = max(1, min(cdiv(len(composed), tiles.block["T"]), PROGRAMS // len(pieces)))
+    sums = torch.zeros(shares, sum(lengths), dtype=torch.float32, device=grad.device)
+    if len(composed):
+        launch(
+            project_backward_kernel, (shares * len(pieces),),
+            grad, composed, of_composed, sums, table, len(composed), grad.stride(0) // tiles.unit,
+            composed.stride(0) // tiles.unit, len(pieces), sum(lengths), shares,
+            TILES=tiles, **tiles.block,
+        )  # fmt: skip
+    of_matrices: list[Tensor | None] = [None] * len(matrices)
+    for piece, part in zip(pieces, sums.sum(0).split(lengths), strict=True):
+        if piece.matrix >= 0:
+            part, before = part.view(piece.width, piece.dim), of_matrices[piece.matrix]
+            of_matrices[piece.matrix] = part if before is None else before + part
+    return of_composed, of_matrices
+
+
+def _tiles(pieces: Sequence[Any], matrices: Sequence[Tensor], *rows: Tensor) -> Tiles | None:
+    """The constants of the kernels; None if these do not support the numbers."""
+    kinds, widest = {matrix.dtype for matrix in matrices}, max((piece.dim for piece in pieces), default=0)
+    if len(kinds) != 1 or not {*kinds, *(tensor.dtype for tensor in rows)} <= NUMBERS.keys() or widest > WIDEST:
+        return None
+    width = max((piece.width for piece in pieces if piece.matrix >= 0), default=1)
+    unit = gcd(4, *(number for piece in pieces for number in piece[:4]), *(tensor.stride(0) for tensor in rows))
+    return Tiles(unit, max(16, power_of_2(width)), max(16, power_of_2(widest)), NUMBERS[kinds.pop()])
+
+
+def _table(like: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor], unit: int) -> tuple[list[Tensor], Tensor]:
+    """Contiguous matrices, and the pieces as kernels read them, cached, since the addresses have to reach the GPU."""
+    contiguous = [matrix.contiguous() for matrix in matrices]
+    addresses = [*(matrix.data_ptr() for matrix in contiguous), 0]
+    key = (like.device, unit, tuple(pieces), *addresses)
+    if key not in _tables:
+        if len(_tables) >= MOST_TABLES:
+            _tables.clear()
+        rows, place = [], 0
+        for piece in pieces:
+            rows.append([*(number // unit for number in piece[:4]), addresses[piece.matrix], place])
+            place += piece.width * piece.dim * (piece.matrix >= 0)
+        _tables[key] = torch.tensor(rows, dtype=torch.int64, device=like.device)
+    return contiguous, _tables[key]

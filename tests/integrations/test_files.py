@@ -1,0 +1,148 @@
+"""Compressed models in other libraries' files: they come back bit for bit in a process that has no data."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from foreign_model import KINDS, batch, empty, facts_of, train, trained
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.optim.swa_utils import AveragedModel
+
+from quorem import QR, Embedding
+
+
+def save_by_torch(model: nn.Module, folder: Path) -> None:
+    torch.save(model.state_dict(), folder / "state.pt")
+
+
+def load_by_torch(model: nn.Module, folder: Path) -> nn.Module:
+    state = torch.load(folder / "state.pt", weights_only=True)
+    with torch.device("meta"):
+        other = empty(folder.name, folder)
+    other.load_state_dict(state, assign=True)
+    model.load_state_dict(state)
+    assert torch.equal(other(*batch(7)), model(*batch(7)))
+    return model
+
+
+def save_by_safetensors(model: nn.Module, folder: Path) -> None:
+    safetensors.torch.save_model(model, str(folder / "model.safetensors"))
+    safetensors.torch.save_file(model.state_dict(), folder / "state.safetensors")
+
+
+def load_by_safetensors(model: nn.Module, folder: Path) -> nn.Module:
+    assert safetensors.torch.load_model(model, folder / "model.safetensors") == (set(), [])
+    model.load_state_dict(safetensors.torch.load_file(folder / "state.safetensors"))
+    return model
+
+
+def save_by_distributed(model: nn.Module, folder: Path) -> None:
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder / "state", no_dist=True)
+
+
+def load_by_distributed(model: nn.Module, folder: Path) -> nn.Module:
+    state = get_model_state_dict(model)
+    dcp.load(state, checkpoint_id=folder / "state", no_dist=True)
+    set_model_state_dict(model, state)
+    return model
+
+
+def save_by_accelerate(model: nn.Module, folder: Path) -> None:
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    prepared = accelerator.prepare(model)
+    accelerator.save_model(prepared, str(folder / "model"))
+    accelerator.save_state(str(folder / "state"))
+
+
+def load_by_accelerate(model: nn.Module, folder: Path) -> nn.Module:
+    from accelerate import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
+
+    with init_empty_weights():
+        other = empty(folder.name, folder)
+    other = load_checkpoint_and_dispatch(other, str(folder / "model"), device_map={"": "cpu"})
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(model)
+    accelerator.load_state(str(folder / "state"))
+    assert torch.equal(other(*batch(7)), model(*batch(7)))
+    return accelerator.unwrap_model(model)
+
+
+TOOLS: dict[str, tuple[Callable[..., None], Callable[..., nn.Module]]] = {
+    "torch": (save_by_torch, load_by_torch),
+    "safetensors": (save_by_safetensors, load_by_safetensors),
+    "torch.distributed": (save_by_distributed, load_by_distributed),
+    "accelerate": (save_by_accelerate, load_by_accelerate),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_models_come_back_in_a_process_without_data(tool: str, tmp_path: Path) -> None:
+    save, expected = TOOLS[tool][0], {}
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        model = trained(kind, tmp_path / kind)
+        save(model, tmp_path / kind)
+        expected[kind] = facts_of(model)
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-W", "ignore", __file__, tool, str(tmp_path)]
+    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for kind, facts in expected.items():
+        loaded = torch.load(tmp_path / kind / "loaded.pt", weights_only=True)
+        assert loaded.keys() == facts.keys()
+        for name, value in facts.items():
+            assert torch.equal(loaded[name], value), f"{kind}: {name}"
+
+
+@pytest.mark.parametrize("kind", ["qr", "counts"])
+def test_training_is_resumed_by_accelerate(kind: str, tmp_path: Path) -> None:
+    accelerator_class = pytest.importorskip("accelerate").Accelerator
+    accelerator, model = accelerator_class(cpu=True), trained(kind, tmp_path)
+    model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    train(model, optimizer, range(2))
+    accelerator.save_state(str(tmp_path / kind))
+    train(model, optimizer, range(2, 4))
+    again, resumed = accelerator_class(cpu=True), empty(kind, tmp_path)
+    resumed, optimizer = again.prepare(resumed, torch.optim.Adam(resumed.parameters(), lr=0.1))
+    again.load_state(str(tmp_path / kind))
+    train(resumed, optimizer, range(2, 4))
+    for name, value in facts_of(model).items():
+        assert torch.equal(facts_of(resumed)[name], value), name
+
+
+@pytest.mark.parametrize("kind", ["qr", "counts"])
+def test_an_averaged_model_is_the_mean_of_its_steps(kind: str, tmp_path: Path) -> None:
+    model = trained(kind, tmp_path)
+    averaged, optimizer, history = AveragedModel(model), torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(4):
+        train(model, optimizer, range(step, step + 1))
+        averaged.update_parameters(model)
+        history.append({name: p.detach().double() for name, p in model.named_parameters()})
+    for name, p in averaged.module.named_parameters():
+        mean = torch.stack([each[name] for each in history]).mean(0)
+        torch.testing.assert_close(p.double(), mean, rtol=0, atol=1e-6)
+    other = AveragedModel(empty(kind, tmp_path))
+    other.load_state_dict(averaged.state_dict())
+    assert torch.equal(other(*batch(9)), averaged(*batch(9)))
+
+
+def test_rows_that_mean_something_else_are_refused(tmp_path: Path) -> None:
+    safetensors.torch.save_file(Embedding(1000, 16, QR(4)).state_dict(), tmp_path / "state")
+    module = Embedding(1000, 16, QR(4, operation="add"))
+    before = module.stored.detach().clone()
+    with pytest.raises(RuntimeError, match=r"table holds mult of .* for ids in the checkpoint and add of"):
+        safetensors.torch.load_model(module, tmp_path / "state")
+    assert torch.equal(module.stored, before)
+
+
+if __name__ == "__main__":
+    for kind in KINDS:
+        folder = Path(sys.argv[2]) / kind
+        torch.save(facts_of(TOOLS[sys.argv[1]][1](empty(kind, folder), folder)), folder / "loaded.pt")
