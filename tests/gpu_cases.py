@@ -135,7 +135,7 @@ def row_rule(name: str, stored: Tensor, lr: float = 0.1, seed: int | None = None
 def _state_of(name: str, stored: Tensor) -> tuple[Any, Any]:
     step = torch.zeros((), dtype=torch.int64, device=DEVICE)
     if name == "sgd":
-        return state.SGDState(step), state.SGDConstants()
+        return state.SGDState(step), ()
     if name == "adagrad":
         return state.AdagradState(torch.rand_like(stored) * 0.1, step), state.AdagradConstants(0.01, 1e-10)
     if name == "rowwise_adagrad":

@@ -154,7 +154,7 @@ def _state_of(rule: str, case: Case, betas: tuple[float, float]) -> tuple[Any, A
     step, averages = torch.tensor(0), [torch.zeros(stored.shape, dtype=accumulator(stored)) for _ in range(3)]
     largest = averages[2] if "amsgrad" in rule else None
     if rule == "sgd":
-        return state.SGDState(torch.tensor(0)), state.SGDConstants()
+        return state.SGDState(torch.tensor(0)), ()
     if rule == "adagrad":
         return state.AdagradState(averages[0], step), state.AdagradConstants(0.01, 1e-10)
     if rule == "rowwise_adagrad":
