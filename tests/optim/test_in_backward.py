@@ -88,8 +88,29 @@ def test_schedulers_and_lr_are_read_at_each_backward():
             for scheduler in schedulers:
                 scheduler.step()
             if step == 8:
-                optimizer.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.2
+                optimizer.lr = theirs.param_groups[0]["lr"] = 0.2
+    assert optimizer.lr == theirs.param_groups[0]["lr"]
     same(module, dense)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scaled_losses_of_float16_autocast_are_refused(dtype):
+    module, scaler = quorem.Embedding(9, 4, quorem.Full()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = optim.apply_in_backward(module, optim.SGD, lr=0.1)
+    before = module.to_dense().clone()
+    with torch.autocast("cpu", dtype=dtype):
+        loss = module(torch.tensor([1])).sum()
+    if dtype == torch.bfloat16:
+        loss.backward()
+        assert not torch.equal(module.to_dense(), before)
+    else:
+        with pytest.raises(RuntimeError, match="must not be used under float16 autocast, whose losses GradScaler"):
+            scaler.scale(loss).backward()
+        assert torch.equal(module.to_dense(), before)
+        optimizer.remove()
+        scaler.scale(module(torch.tensor([1])).sum()).backward()
+        scaler.step(optimizer)
+        torch.testing.assert_close(before[1] - module.to_dense()[1], torch.full((4,), 0.1))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,26 +23,35 @@ def backend(monkeypatch):
     [*((name, {}) for name in NAMES), ("Adagrad", {"state_dtype": "bfloat16"}), ("Adagrad", {"state_dtype": "log8"})],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loaded_run_continues_bit_for_bit(name, options, dtype):
-    module = collection(dtype)
-    optimizer = CLASSES[name](module.parameters(), lr=0.01, **options)
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_loaded_or_copied_run_continues_bit_for_bit(name, options, dtype, in_backward):
+    def made(seed, **more):
+        module = collection(dtype, not in_backward, seed)
+        make = optim.apply_in_backward if in_backward else lambda m, kind, **o: kind(m.parameters(), **o)
+        return module, make(module, CLASSES[name], **options, **more)
+
+    module, optimizer = made(0, lr=0.01)
     run(module, optimizer, 40)
     file = io.BytesIO()
     torch.save((optimizer.state_dict(), module.state_dict()), file)
     file.seek(0)
     saved_optimizer, saved_module = torch.load(file)
 
-    loaded = collection(dtype, seed=5)
-    other = CLASSES[name](loaded.parameters(), lr=1.0, **options)
+    loaded, other = made(5, lr=1.0)
     run(loaded, other, 3)  # the steps these rows missed must not reach the loaded ones
     other.load_state_dict(saved_optimizer)
     loaded.load_state_dict(saved_module)
-    for m, o in ((module, optimizer), (loaded, other)):
+    pairs = [(loaded, other)]
+    if not in_backward:  # a copy of a module is updated by step() alone
+        pairs.append(copy.deepcopy((module, optimizer)))
+        assert pairs[1][1].param_groups[0]["params"] == [pairs[1][0].stored]
+    for m, o in [(module, optimizer), *pairs]:
         run(m, o, 40, seed=2)
-    expected, got = module.state_dict(), loaded.state_dict()
-    assert all(torch.equal(got[key], expected[key]) for key in expected)
-    for a, b in zip(optimizer.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    expected = module.state_dict()
+    for m, o in pairs:
+        assert all(torch.equal(m.state_dict()[key], expected[key]) for key in expected)
+        for a, b in zip(optimizer.state_dict()["state"].values(), o.state_dict()["state"].values(), strict=True):
+            assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "RowWiseAdagrad"])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from optimizers import collection, run
+from optimizers import collection, run, use
 from torch import Tensor, nn
 
 import quorem
@@ -33,6 +33,11 @@ def test_codes_are_four_an_octave_and_cover_what_training_needs() -> None:
     torch.testing.assert_close(finite, expected, rtol=2**-24, atol=0)
     assert float(NUMBERS[0]) == 0 and NUMBERS[254] == math.inf and NUMBERS[255].isnan()
     assert finite[0] <= (1e-7) ** 2 and finite[-1] >= 1e4
+
+
+def test_numbers_that_have_a_code_keep_it() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).expand(100, 256)
+    assert torch.equal(coded(NUMBERS[codes.long()]), codes)
 
 
 @pytest.mark.parametrize("number", [1e-14, 3.3e-9, 0.7, 1.0001, 9999.0, 32767.0, 1e-15])
@@ -76,6 +81,48 @@ def test_sums_are_unbiased_over_many_steps(state_dtype: str, in_backward: bool) 
     deviation = float(sums.std()) / sums.numel() ** 0.5
     assert optimizer.state[table.stored]["sum"].dtype in NARROW
     assert 0 < deviation < 0.1 * (expected - 1) and abs(float(sums.mean()) - expected) < 5 * deviation
+
+
+@pytest.mark.parametrize("backend", ["plain", "fused"])
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_stays_near_float32_state(
+    state_dtype: str, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths differ by at most what a root of sums that are off by a code or two makes of them."""
+    use(backend, monkeypatch)
+    moved = []
+    for each in (state_dtype, "float32"):
+        module = collection(dtype)
+        start = module.stored.detach().double().clone()
+        run(module, optim.Adagrad(module.parameters(), lr=0.01, state_dtype=each), 60)
+        moved.append(module.stored.detach().double() - start)
+    few, expected = moved
+    assert (few - expected).norm() < (0.02 if state_dtype == "bfloat16" else 0.15) * expected.norm() + 0.05
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+@pytest.mark.parametrize("backend", ["plain", "fused"])
+def test_gradients_that_are_not_finite_do_what_they_do_with_float32(
+    state_dtype: str, value: float, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(backend, monkeypatch)
+    results = []
+    for each in ("float32", state_dtype):
+        torch.manual_seed(0)
+        table = Embedding(30, 4, quorem.QR(4), sparse=True)
+        optimizer = optim.Adagrad(table.parameters(), lr=0.1, state_dtype=each)
+        for factor in (value, 1.0):
+            optimizer.zero_grad()
+            weight = torch.ones(3, 4)
+            weight[1, 2] = factor
+            (table(torch.tensor([1, 7, 9])) * weight).sum().backward()
+            optimizer.step()
+        total, rows = sums_of(optimizer, table.stored), table.stored.detach()
+        results.append((rows.isnan(), rows.isinf(), total.isnan(), total.isinf()))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert results[0][0].any() and (results[0][2] | results[0][3]).any() and not results[0][0].all()
 
 
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)

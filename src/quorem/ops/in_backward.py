@@ -100,7 +100,10 @@ class _Collected(torch.autograd.Function):
             collector.join_replicas(ddp)
         computed_here = callable(vectors)
         ctx.collected = collector, read, collector.versions._version, computed_here
-        ctx.save_for_backward(*(read.batch[:3] if isinstance(read, Lookup) else (read,)))
+        inputs = read.batch[:3] if isinstance(read, Lookup) else (read,)
+        ctx.save_for_backward(*inputs)
+        kind = inputs[0].device.type
+        ctx.in_float16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
         return vectors() if computed_here else vectors.view_as(vectors)
 
     @staticmethod
@@ -109,6 +112,11 @@ class _Collected(torch.autograd.Function):
         collector, read, version, computed_here = ctx.collected
         _ = ctx.saved_tensors  # an error if ids, offsets or weights have been written into since
         if _is_asked_for(ctx.next_functions[0][0]):
+            if ctx.in_float16:
+                raise RuntimeError(
+                    "apply_in_backward must not be used under float16 autocast, whose losses GradScaler multiplies: its"
+                    " steps would be as much too large; use bfloat16, or remove() its optimizer and call step()"
+                )
             collector.collect(read, SplitGradient(*grads, read.pieces) if len(grads) == 2 else grads[0], version)
         return None, None if computed_here else grads[0], None, None
 

@@ -26,7 +26,8 @@ def apply_in_backward(
     stays None. Other parameters, the networks of path-based tables among them, keep their gradients for an optimizer
     of their own. Under ``torch.compile`` the lookup runs outside the compiled graph. Under
     ``DistributedDataParallel`` replicas gather the gradients of the rows they read, and take the same step. Scaled
-    losses (``GradScaler``) and clipped gradients need ``step()``, without this function.
+    losses (``GradScaler``) and clipped gradients need ``step()``, without this function; under float16 autocast the
+    backward pass raises RuntimeError.
 
     Args:
         module: an ``Embedding``, ``EmbeddingBag``, ``EmbeddingCollection``, or a model that contains some.
