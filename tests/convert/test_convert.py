@@ -201,7 +201,7 @@ def test_a_table_that_is_assigned_is_fitted():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: compress_(Recommender()), ValueError, "exactly one of scheme_or_plan and budget"),
+        (lambda: compress_(Recommender()), ValueError, "exactly one of scheme_or_plan, scheme, plan and budget"),
         (lambda: compress_(Recommender(), QR(4), budget=9), ValueError, "exactly one of"),
         (lambda: compress_(nn.Embedding(9, 4), QR(4)), TypeError, "cannot be replaced in place"),
         (lambda: compress_(Recommender(), {"users": QR(4)}), ValueError, r"scheme_or_plan \('users'\)"),

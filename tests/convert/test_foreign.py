@@ -1,6 +1,7 @@
 """``compress_`` in models of other libraries, before and after an optimizer exists, with its trainer and files.
 
-Each library runs in a process of its own: some rename parts of numpy. ``make install`` installs them without their
+Each library runs in a process of its own: some rename parts of numpy, and PyKEEN must be imported before any other
+library's optimizers (its resolver refuses two classes of one name). ``make install`` installs them without their
 dependencies on other versions of torch. What had to be left out:
 
 - FuxiCTR 2.3.10 imports Ray, which is as large as torch: 2.3.9 does not. It uses ``np.Inf``, which numpy 2 has not.
@@ -184,6 +185,32 @@ def recbole(folder: Path) -> None:
             assert other.evaluate(test, load_best_model=False) == expected
 
 
+def pykeen(folder: Path) -> None:
+    """PyKEEN assigns to ``weight.data`` in every epoch: its tables stay, for that reason, and train as before."""
+    from pykeen.models import ComplEx, DistMult, RotatE, TransE
+    from pykeen.training import SLCWATrainingLoop
+    from pykeen.triples import TriplesFactory
+
+    draw = torch.Generator().manual_seed(0)
+    triples = torch.stack([torch.randint(0, n, (ROWS,), generator=draw) for n in (200, 5, 200)], 1)
+    entities, relations = ({str(i): i for i in range(n)} for n in (200, 5))
+    factory = TriplesFactory(triples, entity_to_id=entities, relation_to_id=relations)
+    for kind in (ComplEx, DistMult, RotatE, TransE):
+        losses = []
+        for compress in (False, True):
+            model = kind(triples_factory=factory, embedding_dim=8, random_seed=0)
+            optimizer = torch.optim.Adam(model.get_grad_params())
+            if compress:
+                left = quorem.compress_(model, quorem.QR(4)).left
+                assert all("reset_parameters assigns to data" in why for why in left.values()) and len(left) == 2
+            torch.manual_seed(0)
+            loop = SLCWATrainingLoop(model=model, triples_factory=factory, optimizer=optimizer)
+            losses.append(loop.train(factory, num_epochs=2, use_tqdm=False))
+        assert losses[0] == losses[1]
+        model.save_state(folder / "model.pt")
+        kind(triples_factory=factory, embedding_dim=8).load_state(folder / "model.pt")
+
+
 def transformers(folder: Path) -> None:
     """transformers: tied heads and tables, its trainer, ``save_pretrained`` and ``from_pretrained``."""
     import transformers as hf
@@ -242,6 +269,7 @@ PACKAGES = {
     deepctr: "deepctr_torch",
     fuxictr: "fuxictr",
     recbole: "recbole",
+    pykeen: "pykeen",
     transformers: "transformers",
 }
 

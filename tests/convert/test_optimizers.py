@@ -132,6 +132,14 @@ def test_the_state_that_will_exist_counts_though_nobody_passed_the_optimizer():
     assert both and other
 
 
+def test_a_group_without_an_optimizer_is_refused():
+    model = model_of()
+    groups = [{"params": [model[0].weight], "lr": 0.1}]
+    with pytest.raises(ValueError, match=r"a parameter group \(lr, params\) that belongs to no torch.optim.Optimizer"):
+        compress_(model, QR(4))
+    assert type(model[0]) is nn.Embedding and groups
+
+
 def test_one_that_keeps_parameters_in_a_list_of_its_own_is_refused():
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

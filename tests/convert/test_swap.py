@@ -17,6 +17,14 @@ def model_of(**options) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(300, 8, **options), nn.Linear(8, 1))
 
 
+@pytest.mark.parametrize("name", ["scheme", "plan"])
+def test_scheme_and_plan_are_names_too(name):
+    model = model_of()
+    assert compress_(model, **{name: {"0": QR(4)}}).swapped == ["0"] and model[0].scheme == QR(4)
+    with pytest.raises(ValueError, match="exactly one of scheme_or_plan, scheme, plan and budget"):
+        compress_(model_of(), QR(4), **{name: {"0": QR(4)}})
+
+
 def test_filter_fn_takes_the_module_first():
     model = nn.ModuleDict({"small": nn.Embedding(100, 8), "large": nn.Embedding(300, 8)})
     assert compress_(model, QR(4), filter_fn=lambda module, name: module.num_embeddings > 200).swapped == ["large"]
@@ -87,6 +95,34 @@ def test_queries_of_another_dtype_are_refused_by_name():
         TiedLinear(table)(torch.ones(2, 8, dtype=torch.float16))
     with torch.autocast("cpu", torch.bfloat16):
         assert TiedLinear(table)(torch.ones(2, 8, dtype=torch.bfloat16)).shape == (2, 300)
+
+
+class Representation(nn.Module):
+    """As PyKEEN resets and constrains its tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(300, 8)
+
+    def constrain(self):
+        self.table.weight.data = F.normalize(self.table.weight.data)
+
+
+def test_a_table_whose_data_is_assigned_stays_and_the_report_says_who():
+    model = nn.Sequential(Representation())
+    reason = "Representation.constrain assigns to data, and a composed weight has none of its own"
+    assert compress_(model, QR(4)).left == {"0.table": reason}
+    model[0].constrain()
+
+
+def test_embeddings_out_of_reach_and_results_computed_before_are_reported():
+    """In a plain dict, which torch does not list as a submodule; scripted; and as RecBole's LightGCN keeps a table."""
+    model = nn.Sequential(nn.Embedding(300, 8), torch.jit.script(nn.Embedding(500, 8)))
+    model[0].others, model.cached = {"user": nn.Embedding(500, 8)}, model[0].weight.detach() * 2
+    text = str(compress_(model, QR(4)))
+    assert text.startswith("cached is a tensor of the shape of 0: if it was computed from the old table")
+    assert "1 is a scripted embedding: not compressed" in text
+    assert "0.others holds 1 embeddings that are no submodules: not compressed" in text
 
 
 def test_what_goes_on_using_the_old_table_is_said_in_the_first_line():

@@ -23,7 +23,7 @@ from .decompress import decompress_
 from .follow import check_followed, follow_, optimizer_name
 from .groups import ChosenScheme, WeightGroup, check_model, groups_in, leave_out, torchrec_tools
 from .report import Entry, Report
-from .swap import keep_, swap_
+from .swap import computed_before, keep_, out_of_reach, swap_
 
 __all__ = ["Entry", "Report", "compress_", "decompress_"]
 
@@ -32,6 +32,8 @@ def compress_(
     model: nn.Module,
     scheme_or_plan: Scheme | Mapping[str, Scheme] | None = None,
     *,
+    scheme: Scheme | Mapping[str, Scheme] | None = None,
+    plan: Mapping[str, Scheme] | None = None,
     budget: int | str | None = None,
     threshold: int = 0,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
@@ -55,7 +57,8 @@ def compress_(
     Args:
         model: the model; works on the meta device too.
         scheme_or_plan: one scheme for all tables, or a mapping of module name to scheme, such as a ``quorem.plan``.
-        budget: instead of ``scheme_or_plan``, bytes that all tables and their optimizer state may take, as a number or
+        scheme, plan: other names for ``scheme_or_plan``.
+        budget: instead of a scheme or plan, bytes that all tables and their optimizer state may take, as a number or
             a string such as "2GB"; tables that cannot be replaced count too.
         threshold: tables of at most this many ids stay as they are.
         filter_fn: called with module and name; tables for which it returns false stay as they are.
@@ -72,8 +75,8 @@ def compress_(
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if not exactly one of scheme_or_plan and budget is given, a name is unknown, the budget is too
-            small, the model is inside ``DistributedDataParallel``, or an optimizer cannot be given the stored rows.
+        ValueError: if not exactly one of scheme, plan and budget is given, a name is unknown, the budget is too small,
+            the model is inside ``DistributedDataParallel``, or an optimizer cannot be given the stored rows.
 
     >>> from quorem import QR
     >>> model = nn.Sequential(nn.EmbeddingBag(10_000, 16), nn.Linear(16, 1))
@@ -82,8 +85,9 @@ def compress_(
     (40064, ['0'])
     """
     check_model(model, nn.Embedding | nn.EmbeddingBag)
-    if (scheme_or_plan is None) == (budget is None):
-        raise ValueError("exactly one of scheme_or_plan and budget must be given")
+    given = [each for each in (scheme_or_plan, scheme, plan, budget) if each is not None]
+    if len(given) != 1:
+        raise ValueError("exactly one of scheme_or_plan, scheme, plan and budget must be given")
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn ({filter_fn!r}) must be a function of a module and its name")
     check_int("threshold", threshold, 0)
@@ -97,13 +101,14 @@ def compress_(
     leave_out(model, groups, threshold, filter_fn)
     optimizers = optimizers_of(group.first.weight for group in groups)
     counted = _counted(optimizer, optimizers, needed=budget is not None)
-    choose(groups, scheme_or_plan, budget, counted, frequencies or {}, fit)
+    choose(groups, None if budget is not None else given[0], budget, counted, frequencies or {}, fit)
     replaced = [group.first.weight for group in groups if group.is_replaced]
     for each in optimizers:
         check_followed(each, replaced)
         for collection in collections:
             collection.check_free(each)
     old_weights = {group.name: weakref.ref(group.first.weight) for group in groups if group.is_replaced}
+    shapes = {tuple(group.first.weight.shape): group.name for group in groups if group.is_replaced}
     report, by_weight = _replace(model, groups, collections, fit, counted)
     for each in optimizers:
         report.references += follow_(each, by_weight)
@@ -115,6 +120,8 @@ def compress_(
         if holders:
             text = f"something outside the model ({', '.join(sorted(holders))}) holds it and will go on using it"
             report.outdated.append(f"the old table of {name}: {text}")
+    report.outdated += computed_before(model, shapes)
+    report.references += out_of_reach(model)
     return report
 
 

@@ -26,7 +26,11 @@ from ..optimizer_names import Optimizer
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 FIRST = ("exp_avg", "momentum_buffer", "grad_avg")
 BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
-NAMES: dict[str, Optimizer] = {"Adagrad": "adagrad", "Adam": "adam", "SparseAdam": "adam", "AdamW": "adamw"}
+NAMES: dict[str, Optimizer] = {  # of torch's classes, by how many numbers they keep for each weight
+    **dict.fromkeys(("Adagrad", "ASGD", "Muon"), "adagrad"),
+    **dict.fromkeys(("Adam", "SparseAdam", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"), "adam"),
+    "AdamW": "adamw",
+}
 
 
 def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | None:

@@ -1,5 +1,6 @@
 """The embeddings of a model, grouped by shared weight, and why some cannot be replaced."""
 
+import dis
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,12 +89,18 @@ def leave_out(
 ) -> None:
     """Set ``reason`` of the groups that stay as they are."""
     holders: dict[int, list[tuple[str, nn.Module]]] = {}
+    writers: dict[int, str] = {}  # by the id of a module, what assigns to ``data`` of its weight
     for name, module in model.named_modules():
+        if method := _assigns_data(type(module)):
+            writers |= dict.fromkeys(map(id, module.children()), f"{type(module).__name__}.{method}")
         for parameter in module._parameters.values():
             holders.setdefault(id(parameter), []).append((name, module))
     for group in groups:
         for name, module in group.members.items():
-            if reason := _reason(name, module, threshold, filter_fn) or _holder(module, holders):
+            reason = _reason(name, module, threshold, filter_fn) or _holder(module, holders)
+            if not reason and id(module) in writers:
+                reason = f"{writers[id(module)]} assigns to data, and a composed weight has none of its own"
+            if reason:
                 group.reason = reason if name == group.name else f"{name}, which has the same weight: {reason}"
                 break
 
@@ -132,6 +139,19 @@ def _own_methods(kind: type) -> list[str]:
         name for base in bases for name, value in vars(base).items() if callable(value) or isinstance(value, property)
     }
     return sorted(name for name in names - HARMLESS if not name.startswith("__") or name == "__call__")
+
+
+def _assigns_data(kind: type) -> str:
+    """The first method of a class of a library that assigns to ``data``, as in ``self.table.weight.data = values``."""
+    if kind.__module__.split(".")[0] in ("torch", "torchrec", "quorem"):
+        return ""
+    for name, value in vars(kind).items():
+        code = getattr(value, "__code__", None)
+        if code is None or "data" not in code.co_names:
+            continue
+        if any((each.opname, each.argval) == ("STORE_ATTR", "data") for each in dis.get_instructions(code)):
+            return name
+    return ""
 
 
 def _holder(module: Any, holders: dict[int, list[tuple[str, nn.Module]]]) -> str:

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 
 HOOKS = [name for name in vars(nn.Module()) if "_hooks" in name]
@@ -42,19 +43,53 @@ def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: 
                 parent._modules[name] = new[id(child)]
     references: list[str] = []
     objects: dict[int, int] = {}
-    module_attributes = set(vars(nn.Module()))
-    for path, module in model.named_modules():
-        for attribute, value in list(vars(module).items()):
-            if attribute in module_attributes:
-                continue
-            rewritten, count = _rewritten(value, new, objects)
-            if not count:
-                continue
-            if rewritten is not value:
-                object.__setattr__(module, attribute, rewritten)
-            name = f"{path + '.' if path else ''}{attribute}"
-            references.append(f"{name} referred to {count} replaced modules or weights: it refers to the new ones now")
+    for path, module, attribute, value in _attributes(model):
+        rewritten, count = _rewritten(value, new, objects)
+        if rewritten is not value:
+            object.__setattr__(module, attribute, rewritten)
+        if count:
+            references.append(f"{path} referred to {count} replaced modules or weights: it refers to the new ones now")
     return references
+
+
+def _attributes(model: nn.Module) -> list[tuple[str, nn.Module, str, Any]]:
+    """The attributes of a model's modules that are not torch's: path, module, name and value."""
+    of_torch = set(vars(nn.Module()))
+    return [
+        (f"{path}.{name}" if path else name, module, name, value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in of_torch
+    ]
+
+
+def out_of_reach(model: nn.Module) -> list[str]:
+    """Embeddings that stay because they are scripted, or are not registered as submodules, in words."""
+    scripted = "is a scripted embedding: not compressed. Compress it before scripting"
+    found = [
+        f"{path} {scripted}"
+        for path, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule) and module.original_name in ("Embedding", "EmbeddingBag")
+    ]
+    listed = set(model.modules())
+    for path, _, _, value in _attributes(model):
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        if count := sum(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each not in listed for each in entries):
+            found.append(f"{path} holds {count} embeddings that are no submodules: not compressed. Use nn.ModuleDict")
+    return found
+
+
+def computed_before(model: nn.Module, shapes: Mapping[tuple[int, ...], str]) -> list[str]:
+    """Tensors in attributes that may have been computed from a replaced table, in words; ``shapes`` names the tables.
+
+    RecBole's LightGCN, for one, keeps the propagated table between predictions.
+    """
+    return [
+        f"{path} is a tensor of the shape of {shapes[tuple(value.shape)]}: if it was computed from the old table, it"
+        " goes on using it until it is computed again"
+        for path, _, _, value in _attributes(model)
+        if isinstance(value, Tensor) and tuple(value.shape) in shapes
+    ]
 
 
 def _rewritten(value: Any, new: Mapping[int, Any], objects: dict[int, int], depth: int = DEPTH) -> tuple[Any, int]:

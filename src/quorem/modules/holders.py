@@ -16,11 +16,24 @@ def unwrapped(optimizer: TorchOptimizer) -> TorchOptimizer:
 
 
 def optimizers_of(parameters: Iterable[Tensor]) -> list[TorchOptimizer]:
-    """The optimizers, wherever they are, that hold one of these parameters."""
+    """The optimizers, wherever they are, that hold one of these parameters.
+
+    Raises:
+        ValueError: if a parameter group that belongs to no ``torch.optim.Optimizer`` holds one.
+    """
     weights = {id(p): p for p in parameters}
     gc.collect()
     optimizers = {id(each): each for each in map(unwrapped, _live(TorchOptimizer))}
-    return [each for each in optimizers.values() if held_by(each, weights)]
+    found = [each for each in optimizers.values() if held_by(each, weights)]
+    known = {id(group) for each in found for group in each.param_groups}
+    lists = [each for each in gc.get_referrers(*weights.values()) if type(each) is list] if weights else []
+    for group in gc.get_referrers(*lists) if lists else ():
+        if type(group) is dict and id(group) not in known and any(group.get("params") is each for each in lists):
+            raise ValueError(
+                f"a parameter group ({', '.join(sorted(map(str, group)))}) that belongs to no torch.optim.Optimizer"
+                " holds a table: it would go on training the old one. Make it, and its optimizer, afterwards"
+            )
+    return found
 
 
 def held_by(optimizer: TorchOptimizer, weights: Mapping[int, Tensor]) -> list[Tensor]:
