@@ -13,7 +13,7 @@ from ..ops.declare import is_eager
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import LIMIT
 from ..ops.lookup import pooling_factor
-from ..ops.pieces import Piece, pieces_of
+from ..ops.pieces import NO_PIECES, Pieces, pieces_of
 from ..ops.projection import project
 from ..ops.rows import IdBatch, accumulator, bag_and_feature, lookup_reads, raise_out_of_range, reads_of, rows_read
 from ..ops.updates import is_traced, uncompiled
@@ -105,7 +105,7 @@ class Tables(StoredTables):
         raise_out_of_range(IdBatch(known), self.layout, self.titles)
         return rows_read(lookup_reads(known, self.layout)).view(*ids.shape, self.parts.shape[1])
 
-    def _lookup(self, batch: IdBatch, pieces: tuple[Piece, ...] = ()) -> Tensor:
+    def _lookup(self, batch: IdBatch, pieces: Pieces = NO_PIECES) -> Tensor:
         """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled. Narrow rows are not projected yet.
 
         With the ``pieces`` of all features, single ids are projected too, outside of any tracer: ``[B, sum of D]``.
@@ -156,7 +156,7 @@ class Tables(StoredTables):
         return project(self._lookup(batch).flatten(1), self.pieces, self.matrices())
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> Pieces:
         """The columns of each feature before and after its rows are projected."""
         tables = [t for t in self.table_of for _ in range(self.specs[t].num_vectors)]
         widths, dims = [self.specs[t].width for t in tables], [self.specs[t].embedding_dim for t in tables]

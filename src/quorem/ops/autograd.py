@@ -16,7 +16,7 @@ from .in_backward import refuse_create_graph
 from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
-from .pieces import Piece, SplitGradient
+from .pieces import Pieces, SplitGradient
 from .rows import IdBatch
 from .updates import Lookup, Updates, uncompiled
 
@@ -73,7 +73,7 @@ def lookup_projected(
     layout: Layout,
     updates: Updates,
     options: ReadOptions,
-    pieces: tuple[Piece, ...],
+    pieces: Pieces,
     matrices: Sequence[Tensor],
     *,
     sparse: bool = False,

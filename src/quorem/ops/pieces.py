@@ -4,9 +4,11 @@ A row of the composed rows holds those of all features one after another, a row 
 is one feature's part of both; without a matrix it is copied.
 """
 
+from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property
 from itertools import accumulate
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -23,34 +25,74 @@ class Piece(NamedTuple):
     matrix: int  # which of the matrices; -1 for a copy
 
 
-def pieces_of(widths: Sequence[int], dims: Sequence[int], matrices: Sequence[int]) -> tuple[Piece, ...]:
+# Columns of ``Pieces.integers``. KEPT is START among the pieces with a matrix, SUMS where the gradient of the matrix
+# begins if those of all matrices follow one another.
+PIECE_COLUMNS = 7
+START, WIDTH, COLUMN, DIM, MATRIX, KEPT, SUMS = range(PIECE_COLUMNS)
+
+
+class Pieces(tuple[Piece, ...]):
+    """The columns of all features."""
+
+    @cached_property
+    def num_columns(self) -> int:
+        """Of the vectors."""
+        return sum(piece.dim for piece in self)
+
+    @cached_property
+    def num_composed(self) -> int:
+        """Columns of the composed rows."""
+        return sum(piece.width for piece in self)
+
+    @cached_property
+    def widest(self) -> int:
+        """Numbers of the widest row with a matrix."""
+        return max((piece.width for piece in self.narrow), default=0)
+
+    @cached_property
+    def units(self) -> tuple[int, int]:
+        """Divisors of all columns of composed rows, and of all columns of vectors."""
+        return gcd(*(piece.width for piece in self)), gcd(*(piece.dim for piece in self))
+
+    @cached_property
+    def narrow(self) -> "Pieces":
+        """The pieces with a matrix, where the composed rows hold no others."""
+        found = [piece for piece in self if piece.matrix >= 0]
+        starts = accumulate((piece.width for piece in found), initial=0)
+        return Pieces(piece._replace(start=start) for piece, start in zip(found, starts, strict=False))
+
+    @cached_property
+    def integers(self) -> "array[int]":
+        """The pieces as CPU kernels read them, PIECE_COLUMNS numbers each."""
+        kept = {piece.column: piece.start for piece in self.narrow}
+        sizes = {piece.matrix: piece.width * piece.dim for piece in self.narrow}
+        sums = dict(zip(sorted(sizes), accumulate((sizes[m] for m in sorted(sizes)), initial=0), strict=False))
+        return array("q", [n for p in self for n in (*p, kept.get(p.column, 0), sums.get(p.matrix, 0))])
+
+
+NO_PIECES = Pieces()
+
+
+def pieces_of(widths: Sequence[int], dims: Sequence[int], matrices: Sequence[int]) -> Pieces:
     """The pieces of features whose columns follow one another.
 
     >>> pieces_of([2, 4], [4, 4], [0, -1])[1]
     Piece(start=2, width=4, column=4, dim=4, matrix=-1)
     """
     starts, columns = (list(accumulate(sizes, initial=0)) for sizes in (widths, dims))
-    return tuple(Piece(*each) for each in zip(starts, widths, columns, dims, matrices, strict=False))
-
-
-@lru_cache(maxsize=64)
-def narrow_pieces(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """The pieces with a matrix, where the composed rows hold no others."""
-    narrow = [piece for piece in pieces if piece.matrix >= 0]
-    starts = accumulate((piece.width for piece in narrow), initial=0)
-    return tuple(piece._replace(start=start) for piece, start in zip(narrow, starts, strict=False))
+    return Pieces(Piece(*each) for each in zip(starts, widths, columns, dims, matrices, strict=False))
 
 
 class SplitGradient(NamedTuple):
     """The gradient of composed rows, where that of pieces with a matrix is apart from that of the others."""
 
-    narrow: Tensor  # as ``narrow_pieces``
+    narrow: Tensor  # as ``pieces.narrow``
     vectors: Tensor  # of all features; only columns of pieces without a matrix count
-    pieces: tuple[Piece, ...]
+    pieces: Pieces
 
     def parts(self) -> list[Tensor]:
         """The gradient of each piece."""
-        narrow = iter(self.narrow.split([piece.width for piece in self.pieces if piece.matrix >= 0], 1))
+        narrow = iter(self.narrow.split([piece.width for piece in self.pieces.narrow], 1))
         vectors = self.vectors.split([piece.dim for piece in self.pieces], 1)
         return [part if piece.matrix < 0 else next(narrow) for piece, part in zip(self.pieces, vectors, strict=True)]
 

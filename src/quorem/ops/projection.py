@@ -9,12 +9,12 @@ from torch import Tensor
 from . import cpu, gpu
 from .declare import device_of, is_eager
 from .layout import Layout
-from .pieces import Piece, narrow_pieces
+from .pieces import Piece, Pieces
 from .rows import IdBatch, accumulator
 from .updates import is_traced
 
 
-def project(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
     """The vectors ``[B, sum of D]`` of composed rows ``[B, sum of d]``."""
     if not is_eager() or is_traced():
         return projected(composed, pieces, matrices)
@@ -26,7 +26,7 @@ def project(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tens
 
 
 def lookup_split(batch: IdBatch, stored: Tensor, layout: Layout, *args: Any, **options: Any) -> Any:
-    """The composed rows of ``narrow_pieces`` and the vectors ``[B, sum of D]`` of single ids, without gradients.
+    """The composed rows of ``Pieces.narrow`` and the vectors ``[B, sum of D]`` of single ids, without gradients.
 
     They are connected with their gradients by ``project_split``. NotImplemented where no kernel does it in one.
     """
@@ -34,13 +34,13 @@ def lookup_split(batch: IdBatch, stored: Tensor, layout: Layout, *args: Any, **o
     return _fused("lookup_split", stored, batch, stored, layout, *args, **options) if is_plain else NotImplemented
 
 
-def project_split(narrow: Tensor, vectors: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+def project_split(narrow: Tensor, vectors: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
     """The vectors, whose gradient also goes to the composed rows of narrow pieces and to the matrices."""
-    connected: Tensor = _Project.apply(narrow, vectors, narrow_pieces(pieces), *matrices)
+    connected: Tensor = _Project.apply(narrow, vectors, pieces.narrow, *matrices)
     return connected
 
 
-def projected(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+def projected(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
     """``project`` in plain PyTorch: one batched product for all pieces of one shape.
 
     Half precision is multiplied as float32, which every ONNX runtime can do.
@@ -63,10 +63,10 @@ def projected(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Te
 
 
 def project_backward(
-    grad: Tensor, composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]
+    grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The gradients of ``composed`` and of each matrix, in plain PyTorch."""
-    back = tuple(Piece(p.column, p.dim, p.start, p.width, p.matrix) for p in pieces)
+    back = Pieces(Piece(p.column, p.dim, p.start, p.width, p.matrix) for p in pieces)
     of_composed = project(grad, back, [matrix.T for matrix in matrices])
     of_matrices: list[Tensor | None] = [None] * len(matrices)
     for start, width, column, dim, matrix in pieces:
@@ -85,9 +85,7 @@ def _fused(name: str, rows: Tensor, *args: Any, **options: Any) -> Any:
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, composed: Tensor, vectors: Tensor | None, pieces: tuple[Piece, ...], *matrices: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, composed: Tensor, vectors: Tensor | None, pieces: Pieces, *matrices: Tensor) -> Tensor:
         ctx.pieces = pieces
         ctx.save_for_backward(composed, *matrices)
         if vectors is None:

@@ -16,7 +16,7 @@ from ..checks import is_exporting
 from . import declare, replay
 from .lagging import LaggingParameter, known_updates, unwatched
 from .layout import Layout
-from .pieces import Piece
+from .pieces import NO_PIECES, Pieces
 from .rows import IdBatch, accumulator
 from .state import RowRule
 
@@ -153,7 +153,7 @@ class Lookup(NamedTuple):
 
     batch: IdBatch
     layout: Layout
-    pieces: tuple[Piece, ...] = ()  # where the lookup has two results, whose gradients are a ``SplitGradient``
+    pieces: Pieces = NO_PIECES  # where the lookup has two results, whose gradients are a ``SplitGradient``
 
 
 Read = Lookup | Tensor  # a lookup, or rows that were read as they are

@@ -1,20 +1,19 @@
 """Composed rows times the matrices of their tables: a block of the batch at a time, written where it belongs."""
 
 import math
+from array import array
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from itertools import accumulate
+from functools import partial
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..layout import Layout
 from ..lookup import CodeOptions
-from ..pieces import Piece, narrow_pieces
+from ..pieces import COLUMN, DIM, KEPT, MATRIX, PIECE_COLUMNS, START, SUMS, WIDTH, Pieces
 from ..rows import IdBatch, accumulator, raise_out_of_range
-from .compiled import inner, kernel
+from .compiled import helper, inner, kernel
 from .launch import KINDS, STREAMED, kernel_input, ranges
 from .lookup import compose_run, write_columns
 from .pages import in_huge_pages, scratch
@@ -39,10 +38,6 @@ from .vector import (
     zeros,
 )
 
-PIECE_COLUMNS = 7
-# Of ``pieces``. MATRIX is an address, 0 for a copy; KEPT is START among the pieces with a matrix,
-# and SUMS where the gradient of the matrix is summed.
-START, WIDTH, COLUMN, DIM, MATRIX, KEPT, SUMS = range(PIECE_COLUMNS)
 WIDEST = 256  # numbers of a narrow row; those of a block are kept on the stack
 CHUNK = 16 * BLOCK  # batch entries whose gradients of matrices are summed alone, on any number of threads
 
@@ -57,16 +52,39 @@ def _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, 
         write_columns(kind, out, i * out_step + j, vector, streamed)
 
 
+@inner
+def _four_rows(zero, j, kind, dim, matrix, k):
+    """Rows ``k`` to ``k + 4`` of a matrix, read once: the compiler cannot know that they stay as they are."""
+    return (
+        load(kind, zero, matrix, k * dim + j),
+        load(kind, zero, matrix, (k + 1) * dim + j),
+        load(kind, zero, matrix, (k + 2) * dim + j),
+        load(kind, zero, matrix, (k + 3) * dim + j),
+    )
+
+
+@inner
+def _multiply_rows(zero, j, kind, one, x, x_step, rows, out, out_step, n, streamed):
+    """``_multiply`` by ``rows`` in registers."""
+    for i in range(n):
+        vector = zero
+        for k in range(len(rows)):
+            vector = multiply_add(rows[k], total(load(kind, one, x, i * x_step + k)), vector)
+        write_columns(kind, out, i * out_step + j, vector, streamed)
+
+
 @over_columns
 def _columns(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed):
     """As many columns as ``zero`` has lanes, from ``j`` on, of a piece of ``n`` batch entries; ``one`` has one lane."""
     if matrix == 0:
         for i in range(n):
             write_columns(kind, out, i * out_step + j, load(kind, zero, x, i * x_step + j), streamed)
-    elif width == 4:  # faster if the compiler knows it
-        _multiply(zero, j, kind, dim, one, x, x_step, 4, matrix, out, out_step, n, streamed)
+    elif width == 4:
+        rows = _four_rows(zero, j, kind, dim, matrix, 0)
+        _multiply_rows(zero, j, kind, one, x, x_step, rows, out, out_step, n, streamed)
     elif width == 8:
-        _multiply(zero, j, kind, dim, one, x, x_step, 8, matrix, out, out_step, n, streamed)
+        rows = _four_rows(zero, j, kind, dim, matrix, 0) + _four_rows(zero, j, kind, dim, matrix, 4)
+        _multiply_rows(zero, j, kind, one, x, x_step, rows, out, out_step, n, streamed)
     else:
         _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed)
 
@@ -82,8 +100,15 @@ def _add_products(zero, j, kind, dim, one, x, x_step, width, grad, grad_step, su
             store(wide(kind), sums, k * dim + j, sum_)
 
 
+@helper
+def _matrix(pieces, p, matrices):
+    """The address of a piece's matrix, 0 for a copy."""
+    matrix = item(INT64, pieces, p + MATRIX)
+    return item(INT64, matrices, matrix) if matrix >= 0 else 0
+
+
 @kernel
-def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, streamed, first, last):
+def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, matrices, streamed, first, last):
     """Write the vectors of batch entries ``first`` to ``last``."""
     one = zeros(kind, 1)
     for b in range(first, last, BLOCK):
@@ -92,7 +117,7 @@ def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, strea
             width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
             source = x + (b * x_step + item(INT64, pieces, p + START)) * size_of(kind)
             target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size_of(kind)
-            matrix = item(INT64, pieces, p + MATRIX)
+            matrix = _matrix(pieces, p, matrices)
             _columns(kind, times(D, dim // D), one, source, x_step, width, matrix, target, out_step, n, streamed)
     if streamed:
         fence()
@@ -101,7 +126,23 @@ def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, strea
 
 @kernel
 def project_backward_entries(
-    x, x_step, grad, grad_step, transposed, sums, sums_step, W, D, kind, out, out_step, pieces, num_pieces, first, last
+    x,
+    x_step,
+    grad,
+    grad_step,
+    transposed,
+    sums,
+    sums_step,
+    W,
+    D,
+    kind,
+    out,
+    out_step,
+    pieces,
+    num_pieces,
+    matrices,
+    first,
+    last,
 ):
     """Write the gradients of composed rows ``first`` to ``last``, and add those of the matrices to ``sums``.
 
@@ -111,7 +152,7 @@ def project_backward_entries(
     sums += first // CHUNK * sums_step * sum_size
     for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
         width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
-        matrix, matrix_sums = item(INT64, pieces, p + MATRIX), sums + item(INT64, pieces, p + SUMS) * sum_size
+        matrix, matrix_sums = _matrix(pieces, p, matrices), sums + item(INT64, pieces, p + SUMS) * sum_size
         if matrix:
             for k in range(width):
                 for j in range(dim):
@@ -132,7 +173,7 @@ def project_backward_entries(
 
 @kernel
 def look_up_and_project(
-    kind, W, source, kept, kept_step, D, out_kind, out, out_step, pieces, num_pieces, streamed, first, last
+    kind, W, source, kept, kept_step, D, out_kind, out, out_step, pieces, num_pieces, matrices, streamed, first, last
 ):
     """The same of ids, whose composed rows go no further than the nearest cache, or into ``kept`` if it is not 0.
 
@@ -144,7 +185,7 @@ def look_up_and_project(
         n = min(BLOCK, last - b)
         for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
             start, width, dim = (item(INT64, pieces, p), item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM))
-            matrix = item(INT64, pieces, p + MATRIX)
+            matrix = _matrix(pieces, p, matrices)
             target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size
             x, x_step = (composed, width) if matrix else (target, out_step)
             if matrix and kept:
@@ -163,27 +204,30 @@ def look_up_and_project(
     return any_invalid
 
 
-def project(composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]) -> Tensor:
+def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
     """``ops.projection.projected``."""
+    addresses = _addresses(matrices, composed.dtype)
+    if addresses is None:
+        return NotImplemented
     composed = composed if composed.stride(1) == 1 else composed.contiguous()
-    out = in_huge_pages(composed.new_empty(len(composed), sum(piece.dim for piece in pieces)))
-    result = _run(project_entries, (composed.data_ptr(), composed.stride(0)), pieces, matrices, out)
-    return NotImplemented if result is None else out
+    out = in_huge_pages(composed.new_empty(len(composed), pieces.num_columns))
+    _run(project_entries, (composed.data_ptr(), composed.stride(0)), pieces, addresses, out)
+    return out
 
 
 def project_backward(
-    grad: Tensor, composed: Tensor, pieces: tuple[Piece, ...], matrices: Sequence[Tensor]
+    grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """``ops.projection.project_backward``."""
     grad, composed, kind = grad.contiguous(), composed.contiguous(), KINDS.get(grad.dtype)
-    table, unit = _table(pieces, matrices, composed.dtype)
-    if table is None or grad.dtype != composed.dtype:
+    addresses = _addresses(matrices, composed.dtype)
+    if addresses is None or grad.dtype != composed.dtype:
         return NotImplemented
-    units = (columns(math.gcd(*(piece.width for piece in pieces))), columns(unit))
+    units = [columns(unit) for unit in pieces.units]
     of_composed, lengths = in_huge_pages(torch.empty_like(composed)), [matrix.numel() for matrix in matrices]
     sums = grad.new_zeros(-(-len(grad) // CHUNK), sum(lengths), dtype=accumulator(grad))
     fixed = (composed.data_ptr(), composed.stride(0), grad.data_ptr(), grad.stride(0))
-    target = (*units, kind, of_composed.data_ptr(), of_composed.stride(0), table.ctypes.data, len(pieces))
+    target = (*units, kind, of_composed.data_ptr(), of_composed.stride(0), *_in_memory(pieces, addresses))
 
     def run(first: int, last: int) -> None:
         transposed = scratch(max(lengths) * grad.itemsize)
@@ -200,7 +244,7 @@ def lookup_split(
     batch: IdBatch,
     stored: Tensor,
     layout: Layout,
-    pieces: tuple[Piece, ...],
+    pieces: Pieces,
     matrices: Sequence[Tensor],
     *,
     names: str,
@@ -209,44 +253,39 @@ def lookup_split(
 ) -> Any:
     """``ops.projection.lookup_split``, or IndexError for an id out of range."""
     inputs, dtype = kernel_input(batch, stored, layout, codes=codes), codes.get("dtype", stored.dtype)
-    widest = max(piece.width for piece in pieces if piece.matrix >= 0)
-    if inputs is None or widest > WIDEST or (codes and dtype == torch.float64):
+    addresses = _addresses(matrices, dtype)
+    if inputs is None or addresses is None or pieces.widest > WIDEST or (codes and dtype == torch.float64):
         return NotImplemented
-    out = in_huge_pages(stored.new_empty(inputs.size, sum(piece.dim for piece in pieces), dtype=dtype))
-    kept = in_huge_pages(out.new_empty(inputs.size, sum(p.width for p in narrow_pieces(pieces)) if keep else 0))
-    fixed = (inputs.kind, inputs.width, inputs.source, kept.data_ptr(), kept.stride(0))
-    invalid = _run(look_up_and_project, fixed, pieces, matrices, out)
-    if invalid:
+    out = in_huge_pages(stored.new_empty((inputs.size, pieces.num_columns), dtype=dtype))
+    kept = in_huge_pages(out.new_empty(inputs.size, pieces.narrow.num_composed)) if keep else None
+    fixed = (0, 0) if kept is None else (kept.data_ptr(), kept.stride(0))
+    if _run(look_up_and_project, (inputs.kind, inputs.width, inputs.source, *fixed), pieces, addresses, out):
         raise_out_of_range(batch, layout, names)
-    return NotImplemented if invalid is None else (kept, out)
+    return kept, out
 
 
-def _run(
-    kernel: Any, fixed: tuple[Any, ...], pieces: tuple[Piece, ...], matrices: Sequence[Tensor], out: Tensor
-) -> Any:
-    """What a kernel that writes into ``out`` returns; None if it cannot take the matrices."""
-    table, unit = _table(pieces, matrices, out.dtype)
-    if table is None:
-        return None
-    step, threads = out.stride(0), threads_for(out.numel())
+def _run(kernel: Any, fixed: tuple[Any, ...], pieces: Pieces, addresses: "array[int]", out: Tensor) -> bool:
+    """What a kernel that writes into ``out`` returns."""
+    unit, threads = pieces.units[1], threads_for(out.numel())
     streamed = out.nbytes >= STREAMED and math.gcd(out.data_ptr(), unit * out.itemsize) % 64 == 0
-    target = (columns(unit), KINDS[out.dtype], out.data_ptr(), step, table.ctypes.data, len(pieces), streamed)
-    return run_tasks(partial(kernel, *fixed, *target), ranges(len(out), threads), threads)
+    target = (columns(unit), KINDS[out.dtype], out.data_ptr(), out.stride(0), *_in_memory(pieces, addresses), streamed)
+    if threads == 1:
+        return bool(kernel(*fixed, *target, 0, len(out)))
+    return bool(run_tasks(partial(kernel, *fixed, *target), ranges(len(out), threads), threads))
 
 
-def _table(pieces: tuple[Piece, ...], matrices: Sequence[Tensor], dtype: torch.dtype) -> tuple[Any, int]:
-    """Pieces as kernels take them, None if they cannot take the matrices; and a divisor of all columns of vectors."""
-    if dtype not in KINDS or any(m.dtype != dtype or not m.is_cpu or not m.is_contiguous() for m in matrices):
-        return None, 0
-    table, unit = _without_addresses(pieces, tuple(matrix.numel() for matrix in matrices))
-    table, addresses = table.copy(), np.array([*(matrix.data_ptr() for matrix in matrices), 0])
-    table[:, MATRIX] = addresses[table[:, MATRIX]]
-    return table, unit
+def _addresses(matrices: Sequence[Tensor], dtype: torch.dtype) -> "array[int] | None":
+    """Where the matrices are in memory; None if kernels for vectors of a dtype cannot take them."""
+    if dtype not in KINDS:
+        return None
+    addresses = array("q")
+    for matrix in matrices:
+        if matrix.dtype != dtype or not matrix.is_cpu or not matrix.is_contiguous():
+            return None
+        addresses.append(matrix.data_ptr())
+    return addresses
 
 
-@lru_cache(maxsize=64)
-def _without_addresses(pieces: tuple[Piece, ...], sizes: tuple[int, ...]) -> tuple[Any, int]:
-    """``_table`` with the numbers of the matrices, which have these sizes."""
-    starts, kept = [*accumulate(sizes, initial=0)], {piece.column: piece.start for piece in narrow_pieces(pieces)}
-    table = np.array([(*piece, kept.get(piece.column, 0), starts[piece.matrix]) for piece in pieces], np.int64)
-    return table, math.gcd(*(piece.dim for piece in pieces))
+def _in_memory(pieces: Pieces, addresses: "array[int]") -> tuple[int, int, int]:
+    """``pieces``, ``num_pieces`` and ``matrices``, as kernels take them."""
+    return pieces.integers.buffer_info()[0], len(pieces), addresses.buffer_info()[0]
