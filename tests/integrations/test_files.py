@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -14,8 +15,10 @@ from foreign_model import KINDS, batch, empty, facts_of, train, trained
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
-from quorem import QR, Embedding
+from quorem import QR, Embedding, optim
+from quorem.integrations import lightning
 
 
 def save_by_torch(model: nn.Module, folder: Path) -> None:
@@ -74,14 +77,55 @@ def load_by_accelerate(model: nn.Module, folder: Path) -> nn.Module:
     return accelerator.unwrap_model(model)
 
 
+def lightning_module(model: nn.Module, tables: optim.RowOptimizer | None = None) -> Any:
+    """Lightning's module around a model; ``tables``, if there is one, takes its steps within the backward pass."""
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, inputs: list[torch.Tensor], index: int) -> torch.Tensor:
+            return self.model(*inputs).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optim.Adam(self.model.top.parameters() if tables else self.model.parameters(), lr=0.05)
+
+    return Module(model)
+
+
+def fit_by_lightning(module: Any, folder: Path, epochs: int, resume: Path | None = None, callbacks: Any = ()) -> None:
+    """Train, with a checkpoint after each epoch."""
+    from lightning import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    keep = ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    trainer = Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[keep, *callbacks], **quiet)
+    trainer.fit(module, DataLoader([batch(step) for step in range(3)], batch_size=None), ckpt_path=resume)
+    assert trainer.global_step == 3 * epochs
+
+
+def save_by_lightning(model: nn.Module, folder: Path) -> None:
+    fit_by_lightning(lightning_module(model), folder, 1)
+
+
+def load_by_lightning(model: nn.Module, folder: Path) -> nn.Module:
+    kind = type(lightning_module(model))
+    return kind.load_from_checkpoint(folder / "epoch=0.ckpt", model=model, weights_only=True).model
+
+
 TOOLS: dict[str, tuple[Callable[..., None], Callable[..., nn.Module]]] = {
     "torch": (save_by_torch, load_by_torch),
     "safetensors": (save_by_safetensors, load_by_safetensors),
     "torch.distributed": (save_by_distributed, load_by_distributed),
     "accelerate": (save_by_accelerate, load_by_accelerate),
+    "lightning": (save_by_lightning, load_by_lightning),
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
 @pytest.mark.parametrize("tool", TOOLS)
 def test_models_come_back_in_a_process_without_data(tool: str, tmp_path: Path) -> None:
     save, expected = TOOLS[tool][0], {}
@@ -115,6 +159,28 @@ def test_training_is_resumed_by_accelerate(kind: str, tmp_path: Path) -> None:
     train(resumed, optimizer, range(2, 4))
     for name, value in facts_of(model).items():
         assert torch.equal(facts_of(resumed)[name], value), name
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+@pytest.mark.parametrize("kind", ["qr", "counts"])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_training_is_resumed_by_lightning(in_backward: bool, kind: str, tmp_path: Path) -> None:
+    models = []
+    for make, folder, resume in ((trained, tmp_path, None), (empty, tmp_path / "again", tmp_path / "epoch=0.ckpt")):
+        model = make(kind, tmp_path)
+        tables = optim.apply_in_backward(model, optim.AMSGrad, lr=0.05) if in_backward else None
+        callbacks = [lightning.callback(tables)] if in_backward else []
+        fit_by_lightning(lightning_module(model, tables), folder, 3, resume, callbacks)
+        models.append(facts_of(model))
+    for name, value in models[0].items():
+        assert torch.equal(models[1][name], value), name
+
+
+def test_a_checkpoint_of_lightning_without_the_state_of_the_tables_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    tables = optim.apply_in_backward(trained("qr", tmp_path), optim.AMSGrad, lr=0.05)
+    with pytest.raises(ValueError, match="checkpoint must hold 'quorem_table_optimizers'"):
+        lightning.callback(lambda module: tables).on_load_checkpoint(None, None, {})
 
 
 @pytest.mark.parametrize("kind", ["qr", "counts"])

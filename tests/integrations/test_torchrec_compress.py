@@ -1,4 +1,4 @@
-"""``compress_`` of models with TorchRec's collections."""
+"""``compress_`` and ``decompress_`` of models with TorchRec's collections."""
 
 import copy
 import subprocess
@@ -63,11 +63,11 @@ def exactly_composed_(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
-def test_fitted_collections_give_what_the_trained_gave(pooling: PoolingType) -> None:
+def test_fitted_collections_give_what_the_trained_gave_and_go_back(pooling: PoolingType) -> None:
     torch.manual_seed(0)
     model = Model(pooling=pooling)
     exactly_composed_(model)
-    before = model(batch()).detach()
+    before, names = model(batch()).detach(), [name for name, _ in model.named_parameters()]
     report = quorem.compress_(model, SUMS, threshold=10, fit=True)
     assert isinstance(model.sparse, integration.EmbeddingBagCollection)
     assert isinstance(model.history, integration.EmbeddingCollection)
@@ -82,6 +82,22 @@ def test_fitted_collections_give_what_the_trained_gave(pooling: PoolingType) -> 
     other = next(entry.bytes_after for entry in report.entries if entry.name == "other")
     assert report.bytes_after == tables + other
     assert not quorem.compress_(model, SUMS).entries, "composed tables are left alone"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    back = quorem.decompress_(model)
+    assert type(model.sparse) is stock.EmbeddingBagCollection and type(model.history) is stock.EmbeddingCollection
+    assert back.swapped[:3] == ["other", "sparse.user", "sparse.item"]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert set(optimizer.param_groups[0]["params"]) == set(model.parameters())
+    torch.testing.assert_close(model(batch()), before, rtol=1e-4, atol=1e-5)
+
+
+def test_collections_without_an_equivalent_of_torchrecs_stay() -> None:
+    tables = [quorem.Table("user", 100, 8, SUMS, padding_idx=0)]
+    model = nn.Sequential(integration.EmbeddingBagCollection(tables, mode="mean"))
+    assert quorem.decompress_(model).left == {
+        "0.user": "TorchRec's tables have no padding id, which a mean does not count (user)"
+    }
+    assert isinstance(model[0], integration.EmbeddingBagCollection)
 
 
 def test_tables_are_drawn_with_the_deviation_of_the_trained() -> None:

@@ -14,7 +14,7 @@ from ..paper.schemes import Full
 from .choose import size_of
 from .declared_ties import declare_again_
 from .follow import exchange_, has_state, optimizer_name
-from .groups import check_model
+from .groups import check_model, torchrec_tools
 from .report import Entry, Report
 from .swap import keep_, swap_
 
@@ -22,8 +22,8 @@ from .swap import keep_, swap_
 def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) -> Report:
     """Replace every composed ``Embedding`` and ``EmbeddingBag`` in ``model`` by the equivalent ``torch.nn`` module.
 
-    A ``TiedLinear`` becomes a linear layer that shares the weight of the embedding again. Every optimizer that holds
-    the stored rows gets the weights instead.
+    Collections of ``quorem.integrations.torchrec`` become TorchRec's own. A ``TiedLinear`` becomes a linear layer that
+    shares the weight of the embedding again. Every optimizer that holds the stored rows gets the weights instead.
 
     Args:
         model: the model, changed in place.
@@ -84,6 +84,8 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
             linear.bias = tied.bias  # type: ignore[assignment]
             keep_(tied, linear)
             modules[tied] = linear
+    if torchrec := torchrec_tools():
+        report.entries += torchrec.decompress(model, modules, targets)
     full = {m.stored for m in modules if isinstance(m, Tables) and m.is_full()}
     optimizers = optimizers_of(targets)
     given = None if optimizer is None else unwrapped(optimizer)

@@ -22,7 +22,7 @@ from ..modules.collection import EmbeddingCollection, Table
 from ..modules.holders import held_by
 from ..ops.layout import StoredPool
 from ..paper import init
-from ..paper.schemes import HotCold, TableSpec
+from ..paper.schemes import Full, HotCold, TableSpec
 from ..paper.schemes.frequency import cold_ids
 from ..planner.footprint import StateBytes
 from .groups import ChosenScheme, WeightGroup
@@ -48,12 +48,6 @@ class TorchRecCollection:
         return any(group.choice is not None for group in self.groups.values())
 
     @property
-    def configs(self) -> list[Any]:
-        """TorchRec's configs of the tables."""
-        is_pooled = isinstance(self.module, POOLED)
-        return list(self.module.embedding_bag_configs() if is_pooled else self.module.embedding_configs())
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the tables."""
         return next(iter(self.groups.values())).first.weight.dtype
@@ -68,7 +62,7 @@ class TorchRecCollection:
 
     def replacement(self, fit: bool) -> Ours:
         """quorem's collection in place of TorchRec's, with full tables where there is no choice."""
-        module, groups, configs, tables = self.module, self.groups, self.configs, []
+        module, groups, configs, tables = self.module, self.groups, configs_of(self.module), []
         for config in configs:
             group = groups[config.name]
             table = Table(config.name, config.num_embeddings, config.embedding_dim, features=config.feature_names)
@@ -112,6 +106,12 @@ class TorchRecCollection:
             raise ValueError(f"optimizer ({kind}) holds tables of {self.name}: make it after compress_")
 
 
+def configs_of(collection: Any) -> list[Any]:
+    """TorchRec's configs of the tables of its collection, or of the full tables that quorem's stands for."""
+    is_pooled = hasattr(collection, "embedding_bag_configs")
+    return list(collection.embedding_bag_configs() if is_pooled else collection.embedding_configs())
+
+
 def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRecCollection]:
     """TorchRec's collections in a model. Tables inside quorem's are composed already and leave ``groups``."""
     if isinstance(model, (POOLED, UNPOOLED, *OURS)):
@@ -141,7 +141,7 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRec
 def _reason(collection: TorchRecCollection) -> str:
     """Why a collection cannot be replaced; empty if it can."""
     module, parent = collection.module, type(collection.parent)
-    configs = collection.configs
+    configs = configs_of(module)
     if type(module) not in (POOLED, UNPOOLED):
         return f"its collection is a {type(module).__name__}"
     if parent.__module__.startswith("torchrec.modules."):
@@ -184,6 +184,55 @@ def _sizes(new: Ours, by_row: StateBytes) -> dict[str, tuple[int, int]]:
             state += spec.width * replace(by_row, sparse=False).row(spec.embedding_dim)
         sizes[name] = numbers * by_row.dtype.itemsize + lists, state
     return sizes
+
+
+def decompress(
+    model: nn.Module, modules: dict[nn.Module, nn.Module], targets: dict[Tensor, list[Tensor]]
+) -> list[Entry]:
+    """Add to ``modules`` TorchRec's collection for each of quorem's, and what replaces its parameters to ``targets``.
+
+    Its tables replace the first parameter, and nothing the others. Returns what was done with each table.
+    """
+    entries = []
+    for path, module in model.named_modules():
+        if not isinstance(module, OURS):
+            continue
+        first, reason = next(module.parameters()), _not_plain(module)
+        sizes = _sizes(module, StateBytes(None, first.dtype, sparse=True))
+        if not reason:
+            new = modules[module] = _plain(module, first)
+            targets |= {p: list(new.parameters()) if p is first else [] for p in module.parameters()}
+        for table in module.tables:
+            n, d, before = table.num_embeddings, table.embedding_dim, sizes[table.name][0]
+            after, scheme = (before, None) if reason else (n * d * first.itemsize, Full())
+            entries.append(Entry(f"{path}.{table.name}", n, d, before, after, 0, scheme, reason or "decompressed"))
+    return entries
+
+
+def _not_plain(module: Any) -> str:
+    """Why quorem's collection has no equivalent of TorchRec's; empty if it has one."""
+    for table, spec in zip(module.tables, module.template.specs, strict=True):
+        if spec.num_vectors > 1 or table.raw_ids or table.unknown != "error":
+            return f"TorchRec has no table as {table.name}: of several vectors an id, or of ids outside a table"
+        if table.padding_idx is not None and getattr(module, "mode", "sum") == "mean":
+            return f"TorchRec's tables have no padding id, which a mean does not count ({table.name})"
+    return ""
+
+
+def _plain(module: Any, first: Tensor) -> nn.Module:
+    """TorchRec's collection with the full tables that are equivalent to quorem's, of which ``first`` is a parameter."""
+    dense = {} if first.is_meta else integration.to_collection(module).to_dense()
+    configs, device = configs_of(module), torch.device("meta")
+    for config in configs:
+        config.data_type = DATA_TYPES[first.dtype]
+    is_pooled = isinstance(module, integration.EmbeddingBagCollection)
+    new = POOLED(configs, module.is_weighted(), device) if is_pooled else UNPOOLED(configs, device)
+    new._device = first.device
+    for name, embedding in (new.embedding_bags if is_pooled else new.embeddings).items():
+        if name in dense:
+            embedding.weight = nn.Parameter(dense[name].detach().to(first.device), requires_grad=first.requires_grad)
+    keep_(module, new)
+    return new
 
 
 def _fill_(single: EmbeddingCollection, groups: Mapping[str, WeightGroup], fit: bool) -> None:
