@@ -83,14 +83,17 @@ def test_columns_that_are_not_named_are_taken_for_what_they_look_like(tmp_path):
     assert ["user", "categories", "text"] in shown
     assert ["tags", "lists", "50%", "of", "the", "texts", "have", "'|'", "in", "them"] in shown
     assert prepared.meta.transforms == {"x": "log"}
-    where[1] = tmp_path / "named"
     named = quorem("prepare", "table", *where, "--label", "y", "--categorical", "user")
-    assert named.exit_code == 0 and Prepared(tmp_path / "named").names == ["user"]
+    assert named.exit_code == 1 and named.output.splitlines()[-1].startswith(f"quorem: {tmp_path / 'out'} exists")
+    named = quorem("prepare", "table", *where, "--label", "y", "--categorical", "user", "--overwrite")
+    assert named.exit_code == 0 and Prepared(tmp_path / "out").names == ["user"]
     assert "left out, since no option names them (--infer takes them too): when, row, x, tags" in named.output
-    where[1] = tmp_path / "both"
-    assert quorem("prepare", "table", *where, "--label", "y", "--categorical", "row", "--infer").exit_code == 0
-    prepared = Prepared(tmp_path / "both")
-    assert (prepared.dense_names, prepared.names) == (["when", "x"], ["row", "user", "tags"])
+    both = ["--categorical", "row", "--infer", "--time", "when", "--overwrite"]
+    done = quorem("prepare", "table", *where, "--label", "y", *both)
+    assert "split by when: the file is not in time order (99 rows are earlier than the row before them)" in done.output
+    prepared = Prepared(tmp_path / "out")
+    assert (prepared.dense_names, prepared.names) == (["x"], ["row", "user", "tags"])
+    assert prepared.all.dense[0, 0] > 0 > prepared.all.dense[-1, 0]
 
 
 def test_synthesize(tmp_path):

@@ -100,6 +100,15 @@ def test_malformed_line_is_counted_shown_and_left_out(bad, reason, block_bytes, 
     assert_prepared(result, LINES)
 
 
+def test_lines_that_make_up_for_each_other_and_one_that_is_cut_off_are_found(tmp_path):
+    short, long = MALFORMED["too few fields"][0], MALFORMED["too many fields"][0]
+    result = prepared(tmp_path, "\n".join([LINES[0], short, long, *LINES[1:], LINES[0][:30]]).encode())
+    *first, (number, reason) = result.meta.malformed["first"]
+    assert first == [[2, f"39 {FIELDS}"], [3, f"41 {FIELDS}"]]
+    assert number == len(LINES) + 3 and re.fullmatch(r"\d+ fields where 40 are expected", reason)
+    assert_prepared(result, LINES)
+
+
 def test_run_stops_past_the_limit_of_malformed_lines(tmp_path):
     lines = [line(), "a\tb", *[line(label="7")] * 3, line()]
     message = (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click_logs import assert_prepared, folder_bytes, random_lines
 
+from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
 from quorem.data.folder import new_folder
 from quorem.data.prepared import Prepared
@@ -18,18 +19,17 @@ LINES = random_lines(300)
 
 # Children are forked before anything has started a thread, so that one import serves all of them.
 KILL = """
-import json, os, random, shutil, signal, sys, time
+import json, os, pathlib, random, signal, sys, time
 from quorem.data.criteo import prepare_criteo
 
 raw, out = sys.argv[1:]
 os.fsync = lambda descriptor: None
 
 def look():
-    ends = {"out": "", "meta": "/meta.json", "partial": ".partial"}
+    ends = {"out": "", "meta": "/meta.json", "partial": ".partial", "replaced": ".replaced/meta.json"}
     return {name: os.path.exists(out + end) for name, end in ends.items()}
 
 def run(delay=None, **options):
-    shutil.rmtree(out, ignore_errors=True)
     child = os.fork()
     if child == 0:
         prepare_criteo(raw, out, block_bytes=20_000, **options)
@@ -56,14 +56,14 @@ while not reports or not reports[-1]["meta"]:  # at every report of progress, un
     reports.append(run(progress=DieAt(n)))
     n += 1
 timed, delay, rng = [], 0.0, random.Random(0)
-while len(timed) < 20:  # after any time
-    timed.append(run(delay))
+while len(timed) < 20:  # after any time, over finished data
+    timed.append(run(delay, overwrite=True))
     delay += rng.uniform(0.0, 0.02)
 renamed, rename = [], os.rename
-for n in range(1, 4):  # in the last step, before and after the change of the name
+for n in range(1, 6):  # in the last step, before and after each change of a name
     step = DieAt(n)
     os.rename = lambda *names: (step(), rename(*names), step())
-    renamed.append(run())
+    renamed.append(run(overwrite=True))
 print(json.dumps([reports, timed, renamed]))
 """
 
@@ -83,9 +83,9 @@ def test_killed_at_any_moment_leaves_nothing_that_looks_finished_and_loses_nothi
     assert any(look["partial"] for look in timed)
     for look in (*timed, *renamed):
         assert look["out"] == look["meta"]
+        assert look["meta"] or look["replaced"]  # the new data, or the old
     assert_prepared(Prepared(out), LINES)
-    shutil.rmtree(out)
-    prepare_criteo(raw, out)
+    prepare_criteo(raw, out, overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
 
 
@@ -108,27 +108,89 @@ def test_result_does_not_depend_on_the_number_of_threads(tmp_path):
     assert folder_bytes(tmp_path / "1") == folder_bytes(tmp_path / "2") == folder_bytes(tmp_path / "5")
 
 
-def test_what_exists_is_left_alone(tmp_path):
+def test_failed_run_removes_what_it_wrote(tmp_path):
+    raw = raw_file(tmp_path / "raw.txt")
+
+    def interrupt(stage, done, rows):
+        if stage == "number":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_criteo(raw, tmp_path / "out", progress=interrupt)
+    assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
+
+
+def test_what_someone_else_wrote_is_left_alone(tmp_path):
     raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
     for other, message in (
-        (out, "out exists: remove it"),
+        (out, "out is not replaced: it is no prepared data"),
         (tmp_path / "out.partial", "was not left by an earlier run"),
+        (tmp_path / "out.replaced", "was not left by an earlier run"),
     ):
         other.mkdir()
         (other / "thesis.txt").write_text("precious")
         with pytest.raises(FileExistsError, match=message):
-            prepare_criteo(raw, out)
+            prepare_criteo(raw, out, overwrite=True)
         assert (other / "thesis.txt").read_text() == "precious"
         shutil.rmtree(other)
-    with new_folder(out), pytest.raises(RuntimeError, match="is being written by another run"), new_folder(out):
-        pass
+    with pytest.raises(FileExistsError, match=r"raw\.txt is not replaced"):
+        prepare_criteo(raw, raw, overwrite=True)
+    prepare_criteo(raw, out)
+
+    def put(*_):
+        (out / "notes").write_text("precious")
+
+    with pytest.raises(FileExistsError, match=r"out is not replaced: .* has other files in it"):
+        prepare_criteo(raw, out, overwrite=True, progress=put)
+    assert (out / "notes").read_text() == "precious"
+    assert_prepared(Prepared(out), LINES)
+    with new_folder(tmp_path / "new"), pytest.raises(RuntimeError, match="is being written by another run"):
+        prepare_criteo(raw, tmp_path / "new")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_prepared_data_are_kept_unless_told(tmp_path, is_link):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "disk" / "out"
+    first, name = prepare_criteo(raw, out).meta, tmp_path / "link" if is_link else out
+    (tmp_path / "link").symlink_to(out)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        prepare_criteo(raw, name)
+    again = prepare_criteo(raw, name, PrepareConfig(days=3), overwrite=True)
+    assert Prepared(out).meta == again.meta and again.meta.split != first.split
+    assert (tmp_path / "link").is_symlink() and [p.name for p in out.parent.iterdir()] == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "link", "raw.txt"]
+
+
+def test_failed_overwrite_keeps_the_old_data(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    before = folder_bytes(out)
+    bad = raw_file(tmp_path / "bad.txt", ["x"] * 100)
+    with pytest.raises(ValueError, match="malformed"):
+        prepare_criteo(bad, out, overwrite=True)
+    assert folder_bytes(out) == before
+
+
+def test_what_a_killed_overwrite_left_is_cleared_up_and_old_data_without_a_name_are_brought_back(tmp_path):
+    raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
+    prepare_criteo(raw, out)
+    for left in ("out.partial", "out.replaced"):  # killed after the first renaming, and after the second
+        shutil.copytree(out, tmp_path / left)
+    assert_prepared(prepare_criteo(raw, out, overwrite=True), LINES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
+    os.rename(out, tmp_path / "out.replaced")  # as if killed between the two renames
+    with pytest.raises(FileNotFoundError, match=r"out is not a folder of prepared data: meta\.json is missing"):
+        Prepared(out)
+    with pytest.raises(FileExistsError, match="out exists"):
+        prepare_criteo(raw, out)
+    assert_prepared(Prepared(out), LINES)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
 
 
 def test_data_that_were_replaced_while_in_use_are_told(tmp_path):
     reader = prepare_criteo(raw_file(tmp_path / "old.txt"), tmp_path / "out")
     reader.check()
-    shutil.rmtree(tmp_path / "out")
-    prepare_criteo(raw_file(tmp_path / "new.txt", random_lines(300, seed=1)), tmp_path / "out")
+    prepare_criteo(raw_file(tmp_path / "new.txt", random_lines(300, seed=1)), tmp_path / "out", overwrite=True)
     with pytest.raises(
         ValueError, match=r"C1\.npy differs from its checksum: it is damaged, or was replaced while in use"
     ):

@@ -37,11 +37,11 @@ def test_columns_are_taken_for_what_they_look_like(tmp_path):
         "shop": ("category", "text"),
         "tags": ("list", "50% of the texts have '|' in them"),
         "nothing": ("none", "no value in the first 100,000 rows"),
-        "when": ("none", "dates or times"),
+        "when": ("none", "times: --time when splits the rows by them"),
         "rare": ("list", "89% of the texts have '|' in them"),
     }
-    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y")
-    assert result.dense_names == ["row", "price", "clicks"]
+    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
+    assert result.dense_names == ["price", "clicks"]
     assert result.names == ["user_id", "postcode", "weekday", "shop", "tags", "rare"]
     assert result.meta.columns.bags == ("tags", "rare")
     assert result.all.labels.tolist() == [int(k % 3 > 0) for k in range(100)]

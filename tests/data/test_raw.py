@@ -46,5 +46,5 @@ def test_raw_form_has_missing_and_negative_values(tmp_path):
     assert any(x.startswith("-") for x in integers)
     tokens = [x for row in rows for x in row[14:]]
     assert 0.03 < tokens.count("") / len(tokens) < 0.07
-    with pytest.raises(FileExistsError, match="exists: remove it"):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
         write_raw(ClickLog(), 10, tmp_path / "raw.txt.gz")

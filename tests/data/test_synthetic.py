@@ -141,7 +141,7 @@ def test_synthesize_writes_prepared_data_with_its_best_loss(tmp_path):
         assert data.frequencies(name).tolist() == torch.bincount(train.ids[:, f], minlength=n).tolist()
     with pytest.raises(ValueError, match="has no vocabulary"):
         data.vocabulary("C1")
-    with pytest.raises(FileExistsError, match="exists: remove it"):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
         synthesize(SMALL, 10, tmp_path / "out")
 
 

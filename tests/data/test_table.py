@@ -2,12 +2,15 @@
 
 import datetime
 import math
+import random
+import re
 
 import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
+import torch
 
 from quorem.data.columns import Columns
 from quorem.data.config import PrepareConfig
@@ -20,7 +23,8 @@ COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "tags",
 CSV = '''click,ignored,price,user,tags,shop
 1,x,2.5,u1,a|b,"north, old"
 0,,,u2,,"say ""hi"""
-1,y,-3,u1,b||c,"\\ ""x"
+1,y,-3,u1,b||c,"two
+lines \\ ""x"
 0,z,nan,,a,""
 '''
 
@@ -49,7 +53,7 @@ def check_contents(result, transform="signed_log"):
     assert result.cardinalities == [3, 4, 4]
     assert result.vocabulary("user") == [None, "u1", "u2"]
     assert result.vocabulary("tags") == [None, "a", "b", "c"]
-    assert result.vocabulary("shop") == [None, "north, old", 'say "hi"', '\\ "x']
+    assert result.vocabulary("shop") == [None, "north, old", 'say "hi"', 'two\nlines \\ "x']
     assert result.frequencies("tags").tolist() == [1, 1, 2, 1]  # of the first three rows
 
 
@@ -57,8 +61,8 @@ def check_contents(result, transform="signed_log"):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_csv(end, block_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 2)
-    result = prepared(tmp_path, CSV.replace("\n", end), config=FOUR_DAYS, block_bytes=block_bytes)
-    check_contents(result)
+    text = CSV.replace("\n", end).replace(f"two{end}lines", "two\nlines")  # a line break within a field is its own
+    check_contents(prepared(tmp_path, text, config=FOUR_DAYS, block_bytes=block_bytes))
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -112,6 +116,8 @@ def test_labels_that_positive_does_not_fit(tmp_path):
     for wrong in ("Good", ">=x"):
         with pytest.raises(ValueError, match=rf"positive \('{wrong}'\) must be a value"):
             prepared(tmp_path / wrong, text, **columns, positive=wrong)
+    with pytest.raises(ValueError, match=r"a value of rating, .* it has '5', 'good', 'NA'$"):
+        prepared(tmp_path / "seen", text, **columns, positive="Good")
 
 
 MISSING_CSV = "click,price,user,tags\n1,NA,NA,a|NA\n0,inf,null,\n1,nan,nan,null\n0,2,u,b\n1,-inf,?,a|?\n"
@@ -132,7 +138,7 @@ def test_words_for_missing_values(tmp_path):
 def parquet(path):
     pl.DataFrame(
         {
-            "shop": pl.Series(["north, old", 'say "hi"', '\\ "x', None], dtype=pl.Categorical),
+            "shop": pl.Series(["north, old", 'say "hi"', 'two\nlines \\ "x', None], dtype=pl.Categorical),
             "tags": [["a", "b"], None, ["b", None, "c"], ["a"]],
             "user": ["u1", "u2", "u1", ""],
             "price": pl.Series([2.5, None, -3, math.nan], dtype=pl.Float32),
@@ -156,6 +162,7 @@ def test_columns_of_the_wrong_type_are_refused(tmp_path):
     for name, columns, message in (
         ("t", {"dense": ["shop"], "categorical": ["user"]}, r"shop is Categorical.* but must be numeric"),
         ("s", {"categorical": ["span"]}, r"span is Duration.* but must hold text or numbers"),
+        ("s", {"categorical": ["user"], "time": "tags"}, r"tags is List.* but must hold numbers, dates or times"),
     ):
         with pytest.raises(ValueError, match=message):
             prepare_table(tmp_path / f"{name}.parquet", tmp_path / "out", label="click", **columns)
@@ -181,7 +188,7 @@ def test_malformed_lines_of_a_csv(tmp_path, block_bytes):
     bad = ["1,x,2,u\n", "1,x,abc,u,t,s\n", '1,x,2,"u"v,a,s\n', '2,x,1,u,"quoted, comma",s\n', '0,x,1,"u,a,\n']
     result = prepared(tmp_path, "".join([*lines[:3], *bad, *lines[3:]]), config=FOUR_DAYS, block_bytes=block_bytes)
     assert result.meta.malformed["count"] == 5
-    flaw = "a quote that is not closed on its line, or text after a closing quote"
+    flaw = "a quote that is not closed, or text after a closing quote"
     rule = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
     assert result.meta.malformed["first"] == [
         [4, "4 fields where 6 are expected"],
@@ -191,6 +198,14 @@ def test_malformed_lines_of_a_csv(tmp_path, block_bytes):
         [8, flaw],
     ]
     check_contents(result)
+
+
+def test_a_rule_that_many_lines_break_is_written_once(tmp_path):
+    rule = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
+    shown = f"line 2: y ('yes') {rule}; line 3: y ('no'); line 4: y ('no'); line 5: y ('no'); line 6: y ('no'), ..."
+    (tmp_path / "t.csv").write_text("y,c\n" + "yes,a\n" + 20 * "no,b\n")
+    with pytest.raises(ValueError, match=re.escape(shown)):
+        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", categorical=["c"])
 
 
 def test_malformed_rows_of_a_parquet(tmp_path):
@@ -210,6 +225,8 @@ def test_malformed_rows_of_a_parquet(tmp_path):
         ({"multi": ["price"]}, r"names of columns \('price'\) must be unique"),
         ({"separator": "::"}, r"separator \('::'\) must be one ASCII character"),
         ({"multi_separator": ""}, r"multi_separator \(''\) must be one ASCII character"),
+        ({"time": "price"}, r"names of columns \('price'\) must be unique"),
+        ({"time": "when"}, "has no column when"),
         ({"separator": '"'}, r"separator \('\"'\) must be one ASCII character, and no quote"),
     ],
 )
@@ -260,3 +277,61 @@ def test_the_name_of_a_file_is_no_pattern(tmp_path, name):
     other.with_columns(user=pl.lit("this")).write_parquet(tmp_path / name)
     data = prepare_table(tmp_path / name, tmp_path / "out[1]", label="click", categorical=["user"])
     assert data.num_rows == 8 and data.vocabulary("user") == [None, "this"]
+
+
+@pytest.mark.parametrize(
+    "form", ["{:02}.5", "2024-05-{:02}", "2024-05-{:02}T10:00:00Z", "2024-05-{:02} 10:00:00+02:00"]
+)
+def test_rows_are_split_by_time_and_sorted_if_they_are_not_in_order(form, tmp_path, monkeypatch):
+    """Against the same rows sorted beforehand, several groups of them."""
+    monkeypatch.setattr("quorem.data.prepare.GROUP_ROWS", 7)
+    monkeypatch.setattr("quorem.data.folder.REORDER_ROWS", 9)
+    rng = random.Random(0)
+    rows = [(k, rng.randrange(1, 25), rng.randrange(9), "|".join(rng.choices("abcdef", k=k % 4))) for k in range(60)]
+    options = {"label": "y", "dense": ["x"], "categorical": ["user", "tags"], "multi": ["tags"], "time": "when"}
+    options["config"] = PrepareConfig(vocabulary="train", days=4)
+    results = []
+    for name, given in (("sorted", sorted(rows, key=lambda row: row[1])), ("given", rows)):
+        text = "".join(f"{k % 2},{k},{form.format(when)},u{user},{tags}\n" for k, when, user, tags in given)
+        (tmp_path / f"{name}.csv").write_text("y,x,when,user,tags\n" + text + "1,1,yesterday,u,a\n")
+        results.append(prepare_table(tmp_path / f"{name}.csv", tmp_path / name, **options))
+        results[-1].verify()
+        error = [62, "when ('yesterday') must be a number, or an ISO date or time"]
+        assert results[-1].meta.malformed["first"] == [error]
+    before, sorted_here = results
+    assert (before.meta.steps_back, sorted_here.meta.steps_back > 10) == (0, True)
+    for part in ("labels", "dense", "ids"):
+        assert torch.equal(getattr(before.all, part), getattr(sorted_here.all, part)), part
+    for part in ("values", "offsets"):
+        assert torch.equal(getattr(before.all.bags["tags"], part), getattr(sorted_here.all.bags["tags"], part)), part
+    assert (before.meta.split, before.cardinalities) == (sorted_here.meta.split, sorted_here.cardinalities)
+    for name in before.names:
+        assert before.vocabulary(name) == sorted_here.vocabulary(name)
+        assert before.frequencies(name).tolist() == sorted_here.frequencies(name).tolist()
+    times = sorted(row[1] for row in rows)
+    for _, stop in list(before.meta.split.values())[:2]:
+        assert times[stop - 1] < times[stop]  # no time is in two splits
+
+
+@pytest.mark.parametrize("kind", ["text", "duration", "time of day", "zoned"])
+def test_rows_of_a_parquet_file_are_sorted_by_any_type_of_time(kind, tmp_path):
+    hours = random.Random(0).sample(range(24), 24)
+    moments = [datetime.datetime(2024, 1, 1, hour) for hour in hours]
+    times = {
+        "text": pl.Series([f"{moment:%Y-%m-%d %H:%M}" for moment in moments]).cast(pl.Categorical),
+        "duration": pl.Series([datetime.timedelta(hours=hour) for hour in hours]),
+        "time of day": pl.Series([moment.time() for moment in moments]),
+        "zoned": pl.Series(moments).dt.replace_time_zone("Asia/Tokyo"),
+    }
+    frame = pl.DataFrame({"y": [0, 1] * 12, "user": ["a", "b"] * 12, "hour": hours, "when": times[kind]})
+    frame.write_parquet(tmp_path / "t.parquet")
+    options = {"dense": ["hour"], "categorical": ["user"], "time": "when", "config": PrepareConfig(transform="none")}
+    table = prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", **options)
+    assert table.all.dense[:, 0].tolist() == list(range(24))
+
+
+def test_rows_of_a_single_time_are_split_by_their_number(tmp_path):
+    pl.DataFrame({"y": [0, 1] * 4, "c": ["a"] * 8, "when": [5] * 8}).write_parquet(tmp_path / "t.parquet")
+    options = {"label": "y", "categorical": ["c"], "time": "when", "config": PrepareConfig(days=2)}
+    split = prepare_table(tmp_path / "t.parquet", tmp_path / "out", **options).meta.split
+    assert split == {"train": (0, 4), "validation": (4, 6), "test": (6, 8)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quorem.data import malformed as module
 from quorem.data.malformed import Malformed
-from quorem.data.text import TextLayout, parse
+from quorem.data.text import BAD_QUOTES, TextLayout, parse
 
 NAMES = ["a", "b", "c"]
 LAYOUT = TextLayout(NAMES, dict.fromkeys(NAMES, pl.String), ",", quoted=True)
@@ -20,39 +20,52 @@ LAYOUT = TextLayout(NAMES, dict.fromkeys(NAMES, pl.String), ",", quoted=True)
 
 def read(text: str) -> tuple[list[tuple[int, list[str]]], list[int]]:
     """Rows with the numbers of their lines, and the lines that are none or have another number of fields."""
-    rows, bad = [], []
-    for number, line in enumerate(text.split("\n")[:-1], 1):
-        row = read_row(line.removesuffix("\r") + "\n")
+    rows, bad, start, line = [], [], 0, 1
+    while start < len(text):
+        row, end = read_row(text, start)
+        if row is None:
+            end = text.index("\n", start) + 1
         if row is None or len(row) != len(NAMES):
-            bad.append(number)
+            bad.append(line)
         else:
-            rows.append((number, row))
+            rows.append((line, row))
+        line += text.count("\n", start, end)
+        start = end
     return rows, bad
 
 
-def read_row(text: str) -> list[str] | None:
+def read_row(text: str, at: int) -> tuple[list[str] | None, int]:
     """A quote at the start of a field opens it, one before a separator or a line end closes it, others are text."""
-    row, at = [], 0
+    row = []
     while True:
         field = ""
-        if text[at] == '"':
+        if text[at : at + 1] == '"':
             at += 1
-            while text[at : at + 1] != '"' or text[at + 1 : at + 2] == '"':
+            while True:
                 if at >= len(text):
-                    return None
-                at += text[at] == '"'
-                field += text[at]
+                    return None, at
+                if text[at] != '"':
+                    field += text[at]
+                elif text[at + 1 : at + 2] == '"':
+                    field += '"'
+                    at += 1
+                else:
+                    at += 1
+                    break
                 at += 1
-            at += 1
+            if text[at : at + 2] == "\r\n":
+                at += 1
         else:
             while text[at] not in ",\n":
                 field += text[at]
                 at += 1
+            if text[at] == "\n":
+                field = field.removesuffix("\r")
         row.append(field)
         if text[at] == "\n":
-            return row
+            return row, at + 1
         if text[at] != ",":
-            return None
+            return None, at
         at += 1
 
 
@@ -92,3 +105,20 @@ def test_any_separator(separator):
     text = f'1{separator}19" screen{separator}"x{separator}y"\n'.encode()
     layout = TextLayout(NAMES, dict.fromkeys(NAMES, pl.String), separator, quoted=True)
     assert parsed([text], layout) == ([(1, ["1", '19" screen', f"x{separator}y"])], [])
+
+
+def test_a_quote_that_is_not_closed_costs_one_line_however_long_the_file_is():
+    """The rows after it are read, although it might have been closed in a later chunk."""
+    row = b"1,2,3\n" * 30_000
+    malformed = Malformed("it", 9)
+    rows = list(parse([(b'1,2,"3\n' + row, 0.5), (row, 1.0)], LAYOUT, malformed))
+    assert malformed.first == [(1, BAD_QUOTES)]
+    assert sum(part.frame.height for part in rows) == 60_000
+    assert rows[-1].numbers[-1] == 60_001
+
+
+def test_many_broken_lines_take_time_in_their_number():
+    """Would take hours if each looked through all lines after it."""
+    malformed = Malformed("it", 10**6)
+    list(parse([(b'1,"a\n' * 100_000, 1.0)], LAYOUT, malformed))
+    assert malformed.count == 100_000

@@ -125,33 +125,30 @@ def hunt(count: int, seed: int, jobs: Sequence[str]) -> dict[str, Any]:
 
 
 def preparing(folder: Path) -> Job:
-    """Two files in turn, each time into another folder."""
+    """One of two files into one folder in turn, over what is there."""
     folder.mkdir()
     for k in range(2):
         lines = random_lines(400, seed=k)
         (folder / f"raw{k}").write_text("".join(text + "\n" for text in lines))
         in_child(lambda k=k: prepare_criteo(folder / f"raw{k}", folder / f"whole{k}"))  # type: ignore[func-returns-value]
     expected = [Prepared(folder / f"whole{k}").meta for k in range(2)]
+    out = folder / "out" / "data"
 
     def work(number: int) -> None:
-        out = folder / "out" / f"data{number}"
-        if not out.exists():
-            prepare_criteo(folder / f"raw{number % 2}", out, block_bytes=20_000)
+        prepare_criteo(folder / f"raw{number % 2}", out, overwrite=True, block_bytes=20_000)
 
     def look(number: int, ended: bool) -> list[str]:
-        out = folder / "out" / f"data{number}"
-        if not ended and not out.exists():
-            return []
+        replaced = out.with_name(out.name + ".replaced")
+        where = out if out.exists() or not replaced.exists() else replaced
         try:
-            data = Prepared(out)
+            data = Prepared(where)
             data.verify()
         except (OSError, ValueError) as error:
             return [str(error)]
-        bad = [] if data.meta == expected[number % 2] else ["other data"]
+        bad = [] if data.meta in expected else ["neither the old data nor the new"]
         if ended:
-            bad += [
-                f"{name} was left" for name in sorted(os.listdir(out.parent)) if not name.removeprefix("data").isdigit()
-            ]
+            bad += [] if data.meta == expected[number % 2] else ["the old data"]
+            bad += [f"{name} was left" for name in sorted(os.listdir(out.parent)) if name != "data"]
         return bad
 
     return Job("prepare", work, look)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from .options import Days
+from .options import Days, Overwrite
 from .progress import stages
 from .terminal import command, print_table, terminal
 
@@ -43,6 +43,7 @@ def prepare_criteo(
     vocabulary: Vocabulary = "all",
     days: Days = 7,
     max_malformed: MaxMalformed = 10,
+    overwrite: Overwrite = False,
 ) -> None:
     """The Criteo Kaggle display advertising file."""
     from ..data.config import PrepareConfig
@@ -51,11 +52,11 @@ def prepare_criteo(
     config = PrepareConfig(ids=ids, vocabulary=vocabulary, days=days, max_malformed=max_malformed)
     console = terminal()
     with stages(console) as report:
-        prepared = prepare_criteo(raw, out, config, progress=report)
+        prepared = prepare_criteo(raw, out, config, overwrite=overwrite, progress=report)
     _show(prepared, console)
 
 
-@prepare.command("table", epilog="Example: quorem prepare table clicks.csv data/clicks --label click --drop row")
+@prepare.command("table", epilog="Example: quorem prepare table clicks.csv data/clicks --label click --time when")
 def prepare_table(
     file: Annotated[Path, Argument(help="CSV with a header line (plain or gzip), or .parquet.")],
     out: Annotated[Path, Argument(help="Folder to write.")],
@@ -65,6 +66,7 @@ def prepare_table(
     multi: Annotated[Names, Option(help="Columns of categories, several values a row.")] = None,
     infer: Annotated[bool, Option("--infer", help="Take other columns too, for what they look like.")] = False,
     drop: Annotated[Names, Option(help="Columns to leave out, likewise.")] = None,
+    time: Annotated[str | None, Option(help="Column of numbers or ISO times, by which the rows are split.")] = None,
     positive: Annotated[
         str | None, Option(help='The value of the label that is a click, such as yes; or the least one, as in ">=4".')
     ] = None,
@@ -80,6 +82,7 @@ def prepare_table(
     vocabulary: Vocabulary = "all",
     days: Days = 7,
     max_malformed: MaxMalformed = 10,
+    overwrite: Overwrite = False,
 ) -> None:
     """Any CSV or Parquet file. Without --dense and --categorical, columns are taken for what they look like."""
     from ..data.columns import MISSING, Columns
@@ -95,7 +98,7 @@ def prepare_table(
         console.print(f"fields are separated by {source.separator!r}")
     features = (_names(dense), _names(categorical), _names(multi))
     texts = MISSING if missing is None else tuple(missing)
-    named = Columns(label, *features, multi_separator, positive, texts)
+    named = Columns(label, *features, multi_separator, positive, texts, time)
     columns, inferred, left_out = choose_columns(source, named, drop=_names(drop), infer_others=infer)
     if inferred:
         _show_inferred(inferred, console)
@@ -103,7 +106,7 @@ def prepare_table(
         names = ", ".join(left_out[:10]) + ", ..." * (len(left_out) > 10)
         console.print(f"left out, since no option names them (--infer takes them too): {names}", soft_wrap=True)
     with stages(console) as report:
-        prepared = prepare_columns(source, out, columns, config, progress=report)
+        prepared = prepare_columns(source, out, columns, config, overwrite=overwrite, progress=report)
     _show(prepared, console)
 
 
@@ -121,6 +124,7 @@ def synthesize(
     seed: Annotated[int, Option(min=0, help="Seed of all random numbers.")] = 0,
     days: Days = 7,
     raw: Annotated[bool, Option("--raw", help="Text as the Criteo file; .gz is compressed.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Make up a click log of Criteo's shape with a planted signal."""
     from ..data.shape import scaled_cardinalities
@@ -135,10 +139,10 @@ def synthesize(
         if is_text:
             from ..data.raw import write_raw
 
-            write_raw(log, rows, out, progress=report)
+            write_raw(log, rows, out, overwrite=overwrite, progress=report)
             console.print(f"{out}: {rows:,} lines, {out.stat().st_size:,} bytes", soft_wrap=True)
             return
-        prepared = synthesize(log, rows, out, days=days, progress=report)
+        prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
     _show(prepared, console)
 
 
@@ -172,6 +176,9 @@ def print_summary(prepared: "Prepared", console: Console) -> None:
     if meta.malformed["count"]:
         shown = "; ".join(f"{number}: {reason}" for number, reason in meta.malformed["first"])
         lines.append(f"malformed lines left out: {meta.malformed['count']}, the first: {shown}")
+    if meta.time is not None:
+        order = f"not in time order ({meta.steps_back:,} rows are earlier than the row before them), and was sorted"
+        lines.append(f"split by {meta.time}: the file is {order if meta.steps_back else 'in time order'}")
     if meta.bayes_log_loss is not None:
         lines.append(f"best log loss of any model on the test rows: {meta.bayes_log_loss['test']:.5f}")
     console.print("\n".join(lines), soft_wrap=True)

@@ -40,6 +40,7 @@ Threads = Annotated[
 Bits = Annotated[Literal["8", "4"] | None, Option(help="Store the rows in 8 or 4 bits a number first.")]
 Data = Annotated[Path, Option(help="Prepared data, the folder that quorem prepare wrote.")]
 Days = Annotated[int, Option(min=2, help="Equal parts of the log; all but the last train, the last is halved.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace the data or the file OUT.")]
 
 
 def store_in(model: "nn.Module", bits: Literal["8", "4"] | None) -> None:

@@ -17,7 +17,7 @@ commands = typer.Typer()
 def plan(
     data: Annotated[Path, Argument(help="Prepared data.")],
     budget: Annotated[str, Option(help="Bytes of all tables, such as 512MB or 2GiB.")],
-    out: Annotated[Path | None, Option(help="File for the plan, as JSON for quorem train --plan.")] = None,
+    out: Annotated[Path | None, Option(help="File for train --plan; one that is there is replaced.")] = None,
     optimizer: Annotated[Optimizer, Option(help="Its state counts in the budget.")] = "adagrad",
     serving: Annotated[
         bool, Option("--serving", help="The tables alone, as they are served: no state, 8 or 4 bits a number.")

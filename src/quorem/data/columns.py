@@ -12,7 +12,7 @@ class Columns:
 
     ``label`` is None if only features are read. ``bags`` are the categorical columns with several values per row,
     separated by ``multi_separator``. ``positive`` says which values of the label are a click (``values.clicks``).
-    Fields and values that are one of ``missing`` are missing, as empty ones.
+    Fields and values that are one of ``missing`` are missing, as empty ones. Rows are sorted by ``time``.
     """
 
     label: str | None
@@ -22,6 +22,7 @@ class Columns:
     multi_separator: str = "|"
     positive: str | None = None
     missing: tuple[str, ...] = MISSING
+    time: str | None = None
 
     def __post_init__(self) -> None:
         """Check names and separator."""
@@ -34,7 +35,7 @@ class Columns:
     @property
     def all(self) -> tuple[str, ...]:
         """Every column that is read."""
-        return tuple(n for n in (self.label, *self.dense, *self.categorical) if n is not None)
+        return tuple(n for n in (self.label, *self.dense, *self.categorical, self.time) if n is not None)
 
     @property
     def single(self) -> tuple[str, ...]:

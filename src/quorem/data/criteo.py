@@ -23,6 +23,7 @@ def prepare_criteo(
     out: str | os.PathLike[str],
     config: PrepareConfig | None = None,
     *,
+    overwrite: bool = False,
     progress: Progress | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Prepared:
@@ -32,11 +33,12 @@ def prepare_criteo(
         raw: plain or gzip file; each line has a label, 13 numbers and 26 tokens, separated by tabs, empty if missing.
         out: folder to write; it appears under this name only once it is complete.
         config: ids, vocabulary, days and the limit of malformed lines.
+        overwrite: as in ``prepare_table``.
         progress: as in ``prepare_table``.
         block_bytes: as in ``prepare_table``.
 
     Raises:
-        FileExistsError: if ``out`` exists.
+        FileExistsError: if ``out`` exists, and is not prepared data that may be overwritten.
         ValueError: if the file is empty, damaged, or has more malformed lines than the limit.
 
     >>> import tempfile
@@ -50,7 +52,7 @@ def prepare_criteo(
     config = config or PrepareConfig()
     config = replace(config, transform=config.transform or "log")
     source = criteo_source(TextFile(Path(raw), block_bytes))
-    return prepare_columns(source, out, COLUMNS, config, progress=progress)
+    return prepare_columns(source, out, COLUMNS, config, overwrite=overwrite, progress=progress)
 
 
 def criteo_source(text: TextFile) -> Source:

@@ -1,7 +1,8 @@
 """A folder of arrays that appears under its name only once it is complete; and the checksums of its files.
 
 Everything is written into ``NAME.partial`` beside it, synced, and renamed at the end, so that a run that is killed at
-any moment leaves nothing that looks finished. A folder that exists is never replaced.
+any moment leaves nothing that looks finished. An overwrite first renames the old folder to ``NAME.replaced``. If it is
+killed before the new folder has its name, the next run renames the old one back.
 """
 
 import os
@@ -22,6 +23,7 @@ from .meta import FORMAT, META, Meta
 
 LONGEST_NAME = 240  # characters of a file's name without its ending; file systems allow 255 with it
 BLOCK_BYTES = 1 << 22  # of a checksum
+REORDER_ROWS = 1 << 20  # rows that are copied at a time
 ENTRIES = {META, "labels.npy", "dense.npy", "categorical.npy", "bags", "counts", "vocabulary", "scratch"}
 
 Progress = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
@@ -49,10 +51,12 @@ class ArrayFile:
 
 
 class Folder:
-    """A folder under construction: ``partial``, which will be ``path``."""
+    """A folder under construction: ``partial``, which will be ``path``; what is there becomes ``replaced``."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.partial = path, path.with_name(path.name + ".partial")
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path, self.overwrite = path, overwrite
+        self.partial = path.with_name(path.name + ".partial")
+        self.replaced = path.with_name(path.name + ".replaced")
 
     def array(self, name: str, dtype: DTypeLike, row: tuple[int, ...] = ()) -> ArrayFile:
         """A new array file in the folder."""
@@ -63,6 +67,14 @@ class Folder:
     def save(self, name: str, values: NDArray[Any]) -> None:
         """Write a whole array."""
         self.array(name, values.dtype, values.shape[1:]).append(values)
+
+    def reorder(self, name: str, order: NDArray[np.int64]) -> None:
+        """Put the rows of an array into another order."""
+        rows = np.load(self.partial / name, mmap_mode="r")
+        (self.partial / name).unlink()  # the rows stay mapped
+        array = self.array(name, rows.dtype, rows.shape[1:])
+        for start in range(0, len(order), REORDER_ROWS):
+            array.append(rows[order[start : start + REORDER_ROWS]])
 
     def save_counts(self, name: str, counts: NDArray[np.int64]) -> None:
         """Write how often each id of a feature occurs in training."""
@@ -75,24 +87,46 @@ class Folder:
         files.write_json(self.partial / META, FORMAT | asdict(replace(meta, checksums=checksums)))
         for path in (*self.partial.rglob("*"), self.partial):
             files.sync(path)
+        self.check_target()  # someone may have put files there meanwhile
+        if self.path.exists():
+            os.rename(self.path, self.replaced)
         os.rename(self.partial, self.path)
         files.sync(self.path.parent)
+        if self.replaced.exists():
+            shutil.rmtree(self.replaced)
+
+    def check_target(self) -> None:
+        """Raise FileExistsError if something exists under the name that is not to be replaced."""
+        if os.path.lexists(self.path):
+            if not self.overwrite:
+                raise FileExistsError(f"{self.path} exists: choose another name, or overwrite=True (--overwrite)")
+            if not (self.path / META).exists() or not _is_ours(self.path):
+                raise FileExistsError(f"{self.path} is not replaced: it is no prepared data, or has other files in it")
+
+    def clear(self) -> None:
+        """Bring back what a killed overwrite renamed, and remove what else a killed run left."""
+        if _is_ours(self.replaced) and not os.path.lexists(self.path):
+            os.rename(self.replaced, self.path)
+        for left in (self.partial, self.replaced):
+            if left.exists():
+                if not _is_ours(left):
+                    raise FileExistsError(f"{left} exists and was not left by an earlier run: move it away")
+                shutil.rmtree(left)
 
 
 @contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
-    """A folder to write and commit in the block; what was written is removed if the block fails."""
-    folder = Folder(Path(path))
+def new_folder(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Folder]:
+    """A folder to write and commit in the block; what was written is removed if the block fails.
+
+    ``overwrite`` replaces prepared data that are there; they stay until the new ones are complete.
+    """
+    folder = Folder(Path(os.path.realpath(path)), overwrite=overwrite)  # the folder that a symbolic link leads to
     path, partial = folder.path, folder.partial
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = files.Lock(path.with_name(f".{path.name}.lock"), f"{path} is being written by another run", remove=True)
     try:
-        if os.path.lexists(path):
-            raise FileExistsError(f"{path} exists: remove it, or choose another name")
-        if partial.exists():  # a run was killed
-            if not partial.is_dir() or not set(os.listdir(partial)) <= ENTRIES:
-                raise FileExistsError(f"{partial} exists and was not left by an earlier run: move it away")
-            shutil.rmtree(partial)
+        folder.clear()
+        folder.check_target()
         partial.mkdir()
         try:
             yield folder
@@ -105,6 +139,10 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
                 shutil.rmtree(partial)
     finally:
         lock.release()
+
+
+def _is_ours(path: Path) -> bool:
+    return path.is_dir() and set(os.listdir(path)) <= ENTRIES
 
 
 def file_name(column: str) -> str:

@@ -44,12 +44,15 @@ class Column:
         pl.DataFrame({"code": codes.astype(np.min_scalar_type(len(words)))}).write_ipc(self._file(group, "codes"))
         self.num_words.append(len(words))
 
-    def number(self, num_train: int, config: PrepareConfig) -> Numbered:
-        """Give all values their ids; the first ``num_train`` are in training."""
+    def number(self, num_train: int, config: PrepareConfig, order: NDArray[np.int64] | None = None) -> Numbered:
+        """Give all values their ids, in another order if one is given; the first ``num_train`` are in training."""
         groups = range(len(self.num_words))
         number_of_word, tokens = by_appearance(pl.concat([self._load(group, "words") for group in groups]))
         numbers = np.split(number_of_word, np.cumsum(self.num_words)[:-1])
         values = np.concatenate([numbers[group][self._load(group, "codes").to_numpy()] for group in groups])
+        if order is not None:  # the order of first appearance changes too
+            values, first = by_appearance(pl.Series(values[order]).replace(NULL, None))
+            tokens = tokens.gather(first - 1)
         numbered = number(tokens, np.bincount(values[:num_train], minlength=len(tokens) + 1), config)
         self._ids_file.write_bytes(numbered.ids[values].data)
         return numbered

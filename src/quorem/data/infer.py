@@ -9,12 +9,12 @@ import polars as pl
 
 from .columns import MISSING, Columns
 from .source import Source
+from .values import iso_times
 
 ROWS = 100_000  # rows that are examined
 FEW = 32  # whole numbers with at most this many distinct values are categories
 LISTS = 0.1  # text is lists if at least this share of values contains a separator
 ID_NAME = re.compile(r"(^|[_\W])(id|ids|code|zip)$|[a-z](Id|ID)$", re.IGNORECASE)
-DATE = r"^\d{4}-\d\d-\d\d([ T]|$)"
 
 Kind = Literal["number", "category", "list", "none"]
 
@@ -82,8 +82,8 @@ def _kind(values: pl.Series, multi_separator: str, missing: tuple[str, ...]) -> 
     numbers = text.cast(pl.Float64, strict=False)
     if numbers.null_count() == 0:
         return _kind_of_numbers(text, values.name)
-    if text.str.contains(DATE).all():
-        return "none", "dates or times"
+    if _are_times(text.head(100)) and _are_times(text):
+        return "none", f"times: --time {values.name} splits the rows by them"
     with_separator = text.str.contains(multi_separator, literal=True).mean()
     assert isinstance(with_separator, float)
     if with_separator >= LISTS:
@@ -92,6 +92,10 @@ def _kind(values: pl.Series, multi_separator: str, missing: tuple[str, ...]) -> 
         share, other = 1 - numbers.null_count() / len(text), text.filter(numbers.is_null())[0]
         return "category", f"text: {share:.0%} are numbers, but not {other!r}; if that is a missing number: --missing"
     return "category", "text"
+
+
+def _are_times(text: pl.Series) -> bool:
+    return bool(pl.select(iso_times(pl.lit(text)).is_not_null().all()).item())
 
 
 def _kind_of_numbers(text: pl.Series, name: str) -> tuple[Kind, str]:

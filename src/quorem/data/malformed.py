@@ -34,12 +34,20 @@ class Malformed:
         self.count += 1
         self.first = sorted([*self.first, (number, reason)])[:SHOWN_LINES]
         if self.count > self.limit:
-            shown = "; ".join(f"{self.unit} {number}: {reason}" for number, reason in self.first)
             raise ValueError(
                 f"{self.source} has {self.count} malformed {self.unit}{'s' * (self.count != 1)} so far, more than the"
                 f" {self.limit} that may be left out (max_malformed=, --max-malformed):"
-                f" {shown}{', ...' * (self.count > len(self.first))}"
+                f" {self._shown_lines()}{', ...' * (self.count > len(self.first))}"
             )
+
+    def _shown_lines(self) -> str:
+        """The first lines with their reasons; a rule that several values in turn break is written once."""
+        shown, earlier = [], ""
+        for number, reason in self.first:
+            value, _, rule = reason.partition(") ")
+            shown.append(f"{self.unit} {number}: " + (f"{value})" if rule and rule == earlier else reason))
+            earlier = rule
+        return "; ".join(shown)
 
     def filtered(self, rows: ParsedRows, column: str, rule: str, is_bad: pl.Expr) -> ParsedRows:
         """The rows for which ``is_bad`` does not hold; the others are added: ``column`` breaks ``rule`` there."""

@@ -30,6 +30,8 @@ class Meta:
     versions: dict[str, Any]
     malformed: dict[str, Any] = field(default_factory=lambda: {"count": 0, "first": []})
     source: dict[str, Any] | None = None
+    time: str | None = None  # the column by which rows are sorted
+    steps_back: int = 0  # rows of the file that are earlier than the row before them
     bayes_log_loss: dict[str, float] | None = None
     checksums: dict[str, str] = field(default_factory=dict)
 

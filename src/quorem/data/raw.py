@@ -19,6 +19,7 @@ def write_raw(
     num_rows: int,
     path: str | os.PathLike[str],
     *,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Write the first rows of a log as lines of label, counts and tokens, separated by tabs; missing ones are empty.
@@ -34,8 +35,8 @@ def write_raw(
     """
     path = Path(path)
     check_int("num_rows", num_rows)
-    if path.exists():
-        raise FileExistsError(f"{path} exists: remove it, or choose another name")
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: choose another name, or overwrite=True (--overwrite)")
     is_csv = path.name.endswith((".csv", ".csv.gz"))
 
     def text(start: int) -> bytes:

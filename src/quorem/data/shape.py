@@ -1,5 +1,8 @@
 """The shape of the Criteo Kaggle click log (section 5): its columns, cardinalities and days."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..checks import check_int
 
 DENSE_NAMES = tuple(f"I{i}" for i in range(1, 14))
@@ -27,13 +30,23 @@ def scaled_cardinalities(scale: float) -> tuple[int, ...]:
     return tuple(max(min(n, 100), round(n * scale)) for n in CARDINALITIES)
 
 
-def day_split(num_rows: int, days: int = 7) -> dict[str, tuple[int, int]]:
+def day_split(num_rows: int, days: int = 7, times: NDArray[np.float64] | None = None) -> dict[str, tuple[int, int]]:
     """Rows ``[start, stop)`` of each split: the last day is halved into validation and test (section 5.2).
+
+    If the rising ``times`` of the rows are given, a split begins where the time changes.
 
     >>> day_split(45_840_617)["train"], day_split(80_000, days=5)["test"]
     ((0, 39291958), (72000, 80000))
     """
     check_int("days", days, 2, MOST_DAYS)
-    last = num_rows - num_rows // days  # the other days have the rows left over
-    middle = last + -(-(num_rows - last) // 2)
+    last = _at_change(num_rows - num_rows // days, 0, num_rows, times)  # the other days have the rows left over
+    middle = _at_change(last + -(-(num_rows - last) // 2), last, num_rows, times)
     return {"train": (0, last), "validation": (last, middle), "test": (middle, num_rows)}
+
+
+def _at_change(row: int, first: int, stop: int, times: NDArray[np.float64] | None) -> int:
+    """The first row from ``row`` on where the time changes, or the last before it; ``row`` if it never changes."""
+    if times is None or row in (first, stop):
+        return row
+    before, after = (int(np.searchsorted(times, times[row - 1], side)) for side in ("left", "right"))
+    return after if after < stop else before if before > first else row

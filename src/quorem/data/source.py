@@ -18,7 +18,7 @@ from .text import BLOCK_BYTES, TextFile, TextLayout, parse
 
 SEPARATORS = (",", ";", "\t", "|")
 PARQUET_ROWS = 1 << 18
-LABEL = "\nlabel"  # rows have labels, as 0 and 1, under this name
+LABEL, TIME = "\nlabel", "\ntime"  # rows have labels, as 0 and 1, and times, as floats, under these names
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Source:
             head = self.content.head
             malformed = Malformed(str(self.path), len(head))
             layout = TextLayout(list(self.schema), dict.fromkeys(names, pl.String), self.separator, self.is_csv)
-            (rows,) = parse([(head, 1.0)], layout, malformed, has_header=self.is_csv)
-            frame = rows.frame.head(limit)
+            rows = parse([(head, 1.0)], layout, malformed, has_header=self.is_csv)
+            frame = pl.concat([part.frame for part in rows]).head(limit)
             if malformed.count and not frame.height:
                 line, reason = malformed.first[0]
                 raise ValueError(f"{self.path} has no line that can be read: line {line}: {reason}")
@@ -69,19 +69,23 @@ class Source:
     def rows(self, columns: Columns, transforms: Mapping[str, Transform], malformed: Malformed) -> Iterator[ParsedRows]:
         """All well-formed rows in blocks; those of a text file can be read only once.
 
-        Numbers become floats, categories text, and bags lists of text. Labels are in the column ``LABEL``, as 0 and 1.
+        Numbers become floats, categories text, and bags lists of text. Labels and times are in ``LABEL`` and ``TIME``.
         """
         self.check_present(columns.all)
         for batch in self._blocks(columns, malformed):
-            labels: list[pl.Series] = []
             if columns.label is not None:
                 label, dtype = pl.col(columns.label), batch.frame.schema[columns.label]
                 clicks = values.clicks(label, dtype, columns.positive, columns.missing)
                 batch = batch._replace(frame=batch.frame.with_columns(clicks.alias(LABEL)))
                 rule = values.label_rule(columns.positive)
                 batch = malformed.filtered(batch, columns.label, rule, pl.col(LABEL).is_null())
-                labels = [batch.frame[LABEL]]
-            batch = batch._replace(frame=values.features(batch.frame, columns).with_columns(labels))
+            if columns.time is not None:
+                times = values.times(batch.frame[columns.time]).alias(TIME)
+                batch = batch._replace(frame=batch.frame.with_columns(times))
+                rule, is_bad = "must be a number, or an ISO date or time", ~pl.col(TIME).is_finite().fill_null(False)
+                batch = malformed.filtered(batch, columns.time, rule, is_bad)
+            others = batch.frame.select(name for name in (LABEL, TIME) if name in batch.frame)
+            batch = batch._replace(frame=values.features(batch.frame, columns).with_columns(others))
             yield values.as_float32(batch, transforms, malformed)
 
     def _blocks(self, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:

@@ -219,6 +219,7 @@ def synthesize(
     out: str | os.PathLike[str],
     *,
     days: int = 7,
+    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
     """Write the first rows of a log as a prepared folder, with the best log loss that any model can reach.
@@ -230,10 +231,11 @@ def synthesize(
         num_rows: number of rows.
         out: folder to write; it appears under this name only once it is complete.
         days: number of equal parts. The last part is halved into validation and test; the others train.
+        overwrite: replace prepared data in ``out``.
         progress: called with the stage, the fraction of it that is done, and the rows so far.
 
     Raises:
-        FileExistsError: if ``out`` exists.
+        FileExistsError: if ``out`` exists, and is not prepared data that may be overwritten.
         ValueError: if ``num_rows`` is below 1.
 
     >>> import tempfile
@@ -247,7 +249,7 @@ def synthesize(
     counts = torch.zeros(int(base[-1]), dtype=torch.int64)
     expected = np.zeros(3)
     features = len(log.cardinalities)
-    with new_folder(out) as folder:
+    with new_folder(out, overwrite=overwrite) as folder:
         labels = folder.array("labels.npy", np.uint8)
         dense = folder.array("dense.npy", np.float32, (log.num_dense,))
         ids = folder.array("categorical.npy", np.int32, (features,))

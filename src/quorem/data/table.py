@@ -22,11 +22,13 @@ def prepare_table(
     dense: Sequence[str] = (),
     categorical: Sequence[str] = (),
     multi: Sequence[str] = (),
+    time: str | None = None,
     positive: str | None = None,
     missing: Sequence[str] = MISSING,
     multi_separator: str = "|",
     separator: str | None = None,
     config: PrepareConfig | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Prepared:
@@ -41,17 +43,19 @@ def prepare_table(
             for all columns.
         multi: the columns of ``categorical`` with several values per row: lists, or text that is split. List columns
             of a Parquet file need not be named. A missing list is an empty bag.
+        time: column of numbers, dates or times by which the rows are sorted, if they are not, and split.
         positive: the value of ``label`` that is a click, all others being none; or the least one, as in ``">=4"``.
         missing: texts that stand for a missing value, besides the empty one.
         multi_separator: separator between the values of a multi-valued field.
         separator: separator between the fields of a CSV file; None means the first of ``, ; tab |`` that makes
             ``label`` a column.
         config: ids, vocabulary, days, the dense transform and the limit of malformed lines.
+        overwrite: replace prepared data in ``out``.
         progress: called with the stage, the fraction of it that is done, and the rows so far.
         block_bytes: bytes of text parsed at a time; changes memory and speed, not the result.
 
     Raises:
-        FileExistsError: if ``out`` exists.
+        FileExistsError: if ``out`` exists, and is not prepared data that may be overwritten.
         ValueError: if a column is missing or has the wrong type, or too many lines are malformed.
 
     >>> import tempfile
@@ -63,6 +67,7 @@ def prepare_table(
     [None, 'u0', 'u1', 'u2']
     """
     source = open_source(Path(file), separator, label, block_bytes)
-    named = Columns(label, tuple(dense), tuple(categorical), tuple(multi), multi_separator, positive, tuple(missing))
+    features = (tuple(dense), tuple(categorical), tuple(multi))
+    named = Columns(label, *features, multi_separator, positive, tuple(missing), time)
     columns, _, _ = choose_columns(source, named)
-    return prepare_columns(source, out, columns, config or PrepareConfig(), progress=progress)
+    return prepare_columns(source, out, columns, config or PrepareConfig(), overwrite=overwrite, progress=progress)

@@ -1,8 +1,8 @@
 """Delimited text, parsed by Polars in blocks of whole lines; malformed lines are counted and left out, never repaired.
 
-Every line is a row. Polars reads a line with too few fields as one with missing values, and stops at other malformed
-lines without naming them. So a block goes straight to Polars only if it has no quotes and a count of its separators
-shows that every line is whole. The lines of any other block are first examined one by one.
+Polars reads a line with too few fields as one with missing values, and stops at other malformed lines without naming
+them. So a block goes straight to Polars only if it has no quotes and a count of its separators shows that every line is
+whole. Any other block is first split into rows by Python's ``csv``; a quoted field may go on over several lines.
 """
 
 import csv
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -24,7 +25,8 @@ from .batches import ahead
 from .malformed import Malformed, ParsedRows
 
 BLOCK_BYTES = 1 << 24
-BAD_QUOTES = "a quote that is not closed on its line, or text after a closing quote"
+MOST_QUOTED = 1 << 17  # most bytes of a row with line breaks; in a longer one, a quote counts as not closed
+BAD_QUOTES = "a quote that is not closed, or text after a closing quote"
 
 Chunk = tuple[bytes, float]  # whole lines of a file, and the fraction of the file read so far
 
@@ -58,10 +60,10 @@ class TextFile:
         """The fields of the first line; raises ValueError if its quotes make no sense."""
         if not self.head:
             raise ValueError(f"{self.path} is empty")
-        names = _fields(self.head.partition(b"\n")[0], separator, quoted=True)
-        if isinstance(names, str):
-            raise ValueError(f"{self.path}: line 1: {names}")
-        return names
+        row = _row([self.head.partition(b"\n")[0]], 0, separator, quoted=True)
+        if row.fields is None:
+            raise ValueError(f"{self.path}: line 1: {row.flaw}")
+        return row.fields
 
 
 def _chunks(path: Path, size: int) -> Iterator[Chunk]:
@@ -94,38 +96,49 @@ def parse(
     field is a missing value.
 
     >>> layout, malformed = TextLayout(["x", "y"], {"x": pl.Int64, "y": pl.String}, ",", quoted=True), Malformed("", 9)
-    >>> chunk = b'1,"a,b"\\n2\\n3,19" screen\\n', 1.0
+    >>> chunk = b'1,"a\\nb"\\n2\\n3,19" screen\\n', 1.0
     >>> [(rows.frame.rows(), rows.numbers.tolist()) for rows in parse([chunk], layout, malformed)], malformed.first
-    ([([(1, 'a,b'), (3, '19" screen')], [1, 3])], [(2, '1 field where 2 are expected')])
+    ([([(1, 'a\\nb'), (3, '19" screen')], [1, 4])], [(3, '1 field where 2 are expected')])
     """
-    line = 1
+    line, rest, done = 1, b"", 1.0
     for data, done in chunks:
         if has_header and line == 1:
             data, line = data.partition(b"\n")[2], 2
-        yield _parse(data, line, done, layout, malformed)
-        line += _count(data, b"\n")
+        data = rest + data
+        rows, rest = _parse(data, line, done, layout, malformed, is_end=False)
+        line += _count(data, b"\n") - _count(rest, b"\n")
+        yield rows
+    if rest:
+        yield _parse(rest, line, done, layout, malformed, is_end=True)[0]
 
 
-def _parse(data: bytes, line: int, done: float, layout: TextLayout, malformed: Malformed) -> ParsedRows:
-    """The rows in lines of text, of which the first has the number ``line``."""
+def _parse(
+    data: bytes, line: int, done: float, layout: TextLayout, malformed: Malformed, *, is_end: bool
+) -> tuple[ParsedRows, bytes]:
+    """The rows in lines of text, of which the first has the number ``line``; and the lines of a row that goes on."""
     if _is_whole(data, layout):
         with suppress(pl.exceptions.PolarsError):  # a line has too many fields, or a field another type; or not UTF-8
             frame, num_lines = _read(data, layout, layout.types, layout.quoted), _count(data, b"\n")
             if frame.height == num_lines:
-                return ParsedRows(frame, np.arange(line, line + num_lines), done)
+                return ParsedRows(frame, np.arange(line, line + num_lines), done), b""
     whole, numbers, expected = io.StringIO(), [], len(layout.names)
     writer = csv.writer(whole, delimiter=layout.separator, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    for number, text in enumerate(io.BytesIO(data), line):
-        fields = _fields(text, layout.separator, quoted=layout.quoted)
-        if isinstance(fields, str):
-            malformed.add(number, fields)
-        elif len(fields) != expected:
-            malformed.add(number, f"{len(fields)} field{'s' * (len(fields) != 1)} where {expected} are expected")
+    lines, start = io.BytesIO(data).readlines(), 0
+    while start < len(lines):
+        row = _row(lines, start, layout.separator, quoted=layout.quoted)
+        if row.is_open and not is_end:
+            break
+        if row.fields is None:
+            malformed.add(line + start, row.flaw)
+        elif (count := len(row.fields)) != expected:
+            malformed.add(line + start, f"{count} field{'s' * (count != 1)} where {expected} are expected")
         else:
-            writer.writerow(fields)
-            numbers.append(number)
+            writer.writerow(row.fields)
+            numbers.append(line + start)
+        start += row.num_lines
     frame = _read(whole.getvalue().encode(), layout, dict.fromkeys(layout.types, pl.String), quoted=True)
-    return _typed(ParsedRows(frame, np.array(numbers, np.int64), done), layout, malformed)
+    rows = _typed(ParsedRows(frame, np.array(numbers, np.int64), done), layout, malformed)
+    return rows, b"".join(lines[start:])
 
 
 def _is_whole(data: bytes, layout: TextLayout) -> bool:
@@ -135,23 +148,53 @@ def _is_whole(data: bytes, layout: TextLayout) -> bool:
     return _count(data, layout.separator.encode()) == (len(layout.names) - 1) * _count(data, b"\n")
 
 
-def _fields(line: bytes, separator: str, *, quoted: bool) -> list[str] | str:
-    """The fields of a line; or why it is malformed, as text."""
-    line = line.removesuffix(b"\n").removesuffix(b"\r")
-    if b"\0" in line:
-        return "a NUL byte"
-    if b"\r" in line:
-        return "a carriage return inside a line"
+class _Row(NamedTuple):
+    """The fields of a row, or why its first line is malformed; ``is_open`` if a quote is open where the text ends."""
+
+    fields: list[str] | None
+    num_lines: int = 1
+    flaw: str = ""
+    is_open: bool = False
+
+
+def _row(lines: Sequence[bytes], start: int, separator: str, *, quoted: bool) -> _Row:
+    """The row that begins on a line."""
     try:
-        text = line.decode()
-    except UnicodeDecodeError:
-        return "not UTF-8"
+        text = _text(lines[start])
+    except ValueError as error:
+        return _Row(None, flaw=str(error))
     if not quoted or '"' not in text:
-        return text.split(separator)
+        return _Row(text.rstrip("\r\n").split(separator))
     try:
-        return next(csv.reader((text,), delimiter=separator, strict=True))
-    except csv.Error:
-        return BAD_QUOTES
+        reader = csv.reader(_texts(lines, start), delimiter=separator, strict=True)
+        return _Row(next(reader), reader.line_num)
+    except (csv.Error, ValueError):
+        return _Row(None, flaw=BAD_QUOTES)
+    except EOFError:
+        return _Row(None, flaw=BAD_QUOTES, is_open=True)
+
+
+def _texts(lines: Sequence[bytes], start: int) -> Iterator[str]:
+    """The lines of which a row may consist; after the last one, EOFError."""
+    size = 0
+    for line in range(start, len(lines)):
+        size += len(lines[line])
+        if size > MOST_QUOTED and line > start:
+            raise ValueError(BAD_QUOTES)
+        yield _text(lines[line])
+    raise EOFError
+
+
+def _text(line: bytes) -> str:
+    """A line as text, with its end; ValueError says why it is none."""
+    if b"\0" in line:
+        raise ValueError("a NUL byte")
+    if b"\r" in line.removesuffix(b"\n").removesuffix(b"\r"):
+        raise ValueError("a carriage return inside a line")
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
 
 
 def _read(data: bytes, layout: TextLayout, types: Mapping[str, type[pl.DataType]], quoted: bool) -> pl.DataFrame:

@@ -12,6 +12,7 @@ from .meta import Transform
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
+TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
 
 # "log" is the paper's, which turns numbers below 0 into 0; "signed_log" is the same for numbers of at least 0.
 TRANSFORMS: dict[Transform, Callable[[pl.Expr], pl.Expr]] = {
@@ -162,3 +163,32 @@ def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: t
             raise ValueError(f"positive ({positive!r}) must be a value of the label, or a bound as '>=4'") from None
         return (numbers >= least).cast(pl.UInt8)
     return (text == positive.strip()).cast(pl.UInt8)
+
+
+def times(values: pl.Series) -> pl.Expr:
+    """A column of times as floats: numbers are unchanged, ISO dates and times become microseconds, other text null."""
+    column, dtype = pl.col(values.name), values.dtype
+    if dtype in (pl.Categorical, pl.Enum):
+        column, dtype = column.cast(pl.String), pl.String()
+    if dtype == pl.String:
+        return pl.coalesce(column.str.strip_chars().cast(pl.Float64, strict=False), iso_times(column))
+    if not (dtype.is_numeric() or dtype.is_temporal()):
+        raise ValueError(f"{values.name} is {dtype} but must hold numbers, dates or times")
+    if dtype in (pl.Date, pl.Datetime):
+        column = column.cast(pl.Datetime("us"))
+    return column.to_physical().cast(pl.Float64)
+
+
+def iso_times(text: pl.Expr) -> pl.Expr:
+    """ISO dates and times as microseconds; null for other text.
+
+    >>> pl.select(iso_times(pl.Series(["1970-01-01T00:00:01Z", "1970-01-02", "Monday"]))).to_series().to_list()
+    [1000000.0, 86400000000.0, None]
+    """
+    text = text.str.strip_chars().str.replace("T", " ", literal=True).str.replace("Z$", "")
+    local = [text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS]
+    zoned = [
+        text.str.to_datetime(form + "%z", time_unit="us", strict=False).dt.replace_time_zone(None)
+        for form in TIME_FORMATS[:2]
+    ]
+    return pl.coalesce(*(moment.cast(pl.Int64).cast(pl.Float64) for moment in (*local, *zoned)))
