@@ -13,7 +13,7 @@ from quorem import Full, HotCold, Plan
 from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.experiments.planning import options_of
-from quorem.ops.cpu import word_bytes
+from quorem.ops.declare import word_bytes
 from quorem.training.config import RunConfig
 from quorem.training.model import build_model, data_identity
 

@@ -14,7 +14,7 @@ from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.experiments import demo
 from quorem.experiments.figures import Figure
-from quorem.ops.cpu import word_bytes
+from quorem.ops.declare import word_bytes
 from quorem.training.model import build_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tables stay full")

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..modules.lookup import Tables
-from ..ops import cpu, gpu
+from ..ops.declare import word_bytes
 from ..ops.layout import Layout
 from ..paper.schemes import Full, Scheme
 from ..planner import Module, Plan, module_of, plan_modules
@@ -136,5 +136,5 @@ def size_of(module: Tables, shared: bool = False) -> int:
     """Bytes of all tensors of a module, with the words that kernels keep for its lists; without shared parameters."""
     tensors = [*module.buffers(), *([] if shared else module.parameters())]
     layout: Layout | None = vars(module).get("_layout")  # None on the meta device, or if a file will list the ids
-    words = 0 if layout is None else (gpu if module.stored.is_cuda else cpu).word_bytes(layout)
+    words = 0 if layout is None else word_bytes(layout)
     return sum(tensor.nbytes for tensor in tensors) + words

@@ -18,6 +18,7 @@ from .lagging import LaggingParameter
 from .layout import Layout
 from .pieces import SplitGradient, whole
 from .rows import IdBatch
+from .words import with_words
 
 Kernel = Callable[..., Any]
 _BATCH = "Tensor ids, Tensor? offsets, Tensor? sample_weights"
@@ -106,6 +107,13 @@ def device_of(args: tuple[Any, ...]) -> Any:
         elif not isinstance(arg, tuple) and isinstance(arg, Tensor):  # the first test is much faster
             return None
     return device
+
+
+def word_bytes(layout: Layout) -> int:
+    """Bytes of the words in which the kernels of a device find ids of lists; 0 where there are no kernels."""
+    device = device_of((layout,))
+    words = with_words(layout, layout.slots.cpu()) if device is not None and device.kernels() else layout
+    return words.maps.nbytes - layout.maps.nbytes
 
 
 def _entry(run: Kernel) -> Kernel:

@@ -47,7 +47,6 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _start(self) -> None:
         self._row_rules: dict[Tensor, RowRule] = {}  # of the parameters that are updated row by row
-        self._sparse_tables: dict[Tensor, bool] = {}
         self._dense = self.torch_class([torch.empty(0)])  # takes the steps of parameters with dense gradients
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -218,9 +217,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def _is_by_row(self, p: Tensor) -> bool:
         """Whether ``p``, which has a gradient, is updated row by row."""
         assert p.grad is not None
-        if p not in self._sparse_tables:
-            self._sparse_tables[p] = is_sparse_table(p)
-        return p.grad.is_sparse or p in self._row_rules or self._sparse_tables[p]
+        return p.grad.is_sparse or p in self._row_rules or is_sparse_table(p)
 
     def flush(self) -> None:
         """Bring every row up to date.

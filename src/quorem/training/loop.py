@@ -17,7 +17,7 @@ import torch
 
 from ..data.prepared import Prepared
 from ..files.provenance import commit, versions
-from ..ops import cpu, gpu
+from ..ops.declare import word_bytes
 from .checkpoint import Progress
 from .config import RunConfig
 from .feed import Feed
@@ -301,7 +301,7 @@ def sizes(trial: Trial) -> dict[str, int]:
     parameters = sum(p.numel() for p in trial.model.parameters())
     if tables.bits:  # ``stored`` holds bytes then
         parameters += tables.num_parameters - tables.stored.numel()
-    lists = tables.ranks.nbytes + (gpu if tables.stored.is_cuda else cpu).word_bytes(tables.layout)
+    lists = tables.ranks.nbytes + word_bytes(tables.layout)
     return {
         "parameters": parameters,
         "bytes": sum(p.nbytes for p in trial.model.parameters()) + lists,

@@ -6,11 +6,12 @@ from gpu_cases import CUDA, DEVICE, FREQUENCY, PLAIN, SHAPES, assert_close, batc
 
 import quorem
 from quorem.ops import lookup as truth
+from quorem.ops.declare import word_bytes
 from quorem.ops.rows import IdBatch, lookup_reads
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
-from quorem.ops.gpu import host, lookup, word_bytes
+from quorem.ops.gpu import host, lookup
 
 pytestmark = [pytest.mark.kernels(device="gpu"), pytest.mark.usefixtures("nan_filled")]
 

@@ -9,18 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..layout import Layout
-
-
-def word_bytes(layout: Layout) -> int:
-    """Bytes of the words in which the kernels find ids of lists; 0 where there are no kernels."""
-    if not kernels():
-        return 0
-    from .launch import kernel_layout
-
-    known = kernel_layout(layout)
-    return 0 if known is None else known.maps.nbytes - layout.maps.nbytes
-
 
 @cache
 def kernels() -> dict[str, Callable[..., Any]]:

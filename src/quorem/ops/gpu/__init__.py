@@ -9,8 +9,6 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from ..layout import Layout
-
 HAS_TRITON = find_spec("triton") is not None
 
 
@@ -32,12 +30,3 @@ def kernels() -> dict[str, Callable[..., Any]]:
         projection.project_backward,
     )
     return {op.__name__: op for op in ops}
-
-
-def word_bytes(layout: Layout) -> int:
-    """Bytes of the words in which the kernels search lists of hot and cold ids; 0 where Triton is missing."""
-    if not HAS_TRITON:
-        return 0
-    from .host import host_layout
-
-    return host_layout(layout).on_device.maps.nbytes - layout.maps.nbytes

@@ -13,7 +13,7 @@ from ..rows import accumulator
 from ..state import NARROW
 from ..words import with_words
 from .launch import LaunchPlan
-from .rows import TYPES, DeviceLayout, RowFlags
+from .rows import TYPES, RowFlags
 
 WIDEST = 512  # the most columns of a row that one program handles
 
@@ -48,7 +48,7 @@ class HostLayout:
     flags: LayoutFlags
     row_flags: RowFlags
     num_rows: int  # rows that ``stored`` must have at least
-    on_device: DeviceLayout  # on the GPU, as most kernels take it
+    on_device: Layout  # on the GPU, as most kernels take it: int64, ``maps`` with the words of lists
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
 
@@ -136,7 +136,7 @@ def _read(layout: Layout) -> HostLayout:
         flags,
         RowFlags(flags.owned or flags.mixed, levels),
         num_rows,
-        on_device=DeviceLayout(slots.to(device), parts.to(device), spans.to(device), maps),
+        on_device=Layout(slots.to(device), parts.to(device), maps, spans.to(device), layout.ranks),
     )
 
 

@@ -57,15 +57,6 @@ class DeviceBatch(NamedTuple):
         return DeviceBatch(ids, offsets.contiguous(), weights, (len(offsets) - 1) // num_features, 1)
 
 
-class DeviceLayout(NamedTuple):
-    """A layout on the GPU, int64, as most kernels take it."""
-
-    slots: Tensor
-    parts: Tensor
-    spans: Tensor
-    maps: Tensor  # with the words of the lists of hot and cold ids
-
-
 @dataclass(frozen=True)
 class RowFlags:
     """Constants of ``number_of`` and ``row_of``."""
