@@ -90,6 +90,8 @@ def test_entries_of_any_size(case: str, size: float) -> None:
     spec = FITTED[case].spec(N, D)
     dense = (made_by(spec) * size).float()
     torch.testing.assert_close(compose(fitted(spec, dense), spec) / size, dense / size, rtol=1e-5, atol=1e-5)
+    dense = made_by(spec) * size**6  # in float64
+    torch.testing.assert_close(compose(fitted(spec, dense), spec) / size**6, dense / size**6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -169,8 +171,9 @@ def test_a_module_gives_its_table_and_options() -> None:
         Embedding.from_pretrained(torch.nn.ReLU())
     with pytest.raises(ValueError, match=r"embeddings has shape \(3,\) but must be 2-D"):
         table.fit_(torch.ones(3))
-    for wrong in (torch.ones(N, D).to_sparse(), torch.ones(N, D, dtype=torch.complex64)):
-        with pytest.raises(TypeError, match=r"embeddings \(torch.*\) must be a dense tensor of real numbers"):
+    dense = torch.ones(N, D)
+    for wrong in (dense.to_sparse(), dense.long(), dense.to(torch.complex64)):
+        with pytest.raises(TypeError, match=r"embeddings \(torch.*\) must be a dense tensor of floating-point numbers"):
             table.fit_(wrong)
 
 

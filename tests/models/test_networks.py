@@ -222,3 +222,22 @@ def test_layers_start_with_glorot_variance():
             n = values.numel()
             assert abs(values.mean()) < 5 * sqrt(variance / n)
             assert abs(values.var() / variance - 1) < 5 * sqrt(2 / n)
+
+
+@each
+def test_bfloat16_autocast_trains(network):
+    torch.manual_seed(0)
+    model = SMALL[network](tables("mult"))
+    inputs = batch(64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(*inputs).square().mean()
+    loss.backward()
+    torch.testing.assert_close(loss.float(), model(*inputs).square().mean(), rtol=2**-5, atol=0)
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_unknown_network_and_preset_are_named():
+    with pytest.raises(ValueError, match=r"network \('wide'\) must be one of 'dcn', 'dlrm', or FILE.py:FUNCTION"):
+        models.build("wide", tables("full"))
+    with pytest.raises(ValueError, match=r"preset \('table2'\) must be one of 'text', 'table1'"):
+        models.build("dcn", tables("full"), preset="table2")

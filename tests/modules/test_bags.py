@@ -34,6 +34,12 @@ def test_weights_are_taken_in_the_dtype_of_the_tables() -> None:
     assert torch.equal(BAGS(IDS, OFFSETS, weights), BAGS(IDS, OFFSETS, weights.float()))
 
 
+def test_offsets_and_ids_may_differ_in_dtype() -> None:
+    expected = BAGS(IDS, OFFSETS)
+    assert torch.equal(BAGS(IDS.int(), OFFSETS), expected) and torch.equal(BAGS(IDS, OFFSETS.int()), expected)
+    assert EmbeddingBag(N, D).mode == nn.EmbeddingBag(N, D).mode
+
+
 @pytest.mark.parametrize("bad", [N, -1])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("case", FEW)

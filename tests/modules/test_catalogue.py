@@ -244,7 +244,7 @@ loss = quorem.cross_entropy
         (lambda m, q: m.topk(q, 0), ValueError, r"k \(0\) must be"),
         (lambda m, q: m.topk(q, N, exclude=NONE), ValueError, rf"k \({N}\) must be at most {N - 1}: exclude lists 1"),
         (lambda m, q: m.topk(q, 1, exclude=NONE + N + 1), ValueError, rf"exclude holds id {N}, which must be in \[0"),
-        (lambda m, q: m.topk(q, 1, exclude=NONE.float()), TypeError, r"exclude must be a tensor of integers"),
+        (lambda m, q: m.topk(q, 1, exclude=NONE.float()), TypeError, r"exclude dtype \(torch.float32\) must be"),
         (
             lambda m, q: m.topk(q, 1, exclude=NONE[:1]),
             ValueError,
@@ -258,6 +258,8 @@ loss = quorem.cross_entropy
             IndexError,
             rf"targets holds {N}, which must be in \[0, {N}\) or ign",
         ),
+        (lambda m, q: m.topk(q, 1, exclude=[[1]] * 3), TypeError, r"exclude \(list\) must be a Tensor"),
+        (lambda m, q: loss(q, m, TARGETS.float()), TypeError, r"targets dtype \(torch.float32\) must be"),
         (lambda m, q: loss(q, m, TARGETS[:1]), ValueError, r"targets has shape \(1,\) but must"),
         (lambda m, q: loss(q, F, TARGETS), TypeError, r"embedding \(module\) must be"),
         (lambda m, q: loss(q, m, TARGETS, reduction="max"), ValueError, r"reduction \('max'\) must be one of"),

@@ -127,6 +127,25 @@ def test_single_hot(mix: str, dtype: torch.dtype, id_dtype: torch.dtype) -> None
     check(MIXES[mix], dtype, (single(MIXES[mix]).to(id_dtype),))
 
 
+@pytest.mark.parametrize("mix", MIXES)
+def test_ids_in_any_memory_order(mix: str) -> None:
+    ids = single(MIXES[mix])
+    for same in (ids.T.contiguous().T, torch.stack([ids] * 2, 2)[:, :, 1]):
+        check(MIXES[mix], torch.float32, (same,))
+
+
+def test_ids_by_feature() -> None:
+    module = fill_(EmbeddingCollection([Table("a", 9, 4), Table("b", 9, 4, QR(2))], mode="sum"))
+    a, b = torch.tensor([[1, 2], [3, 4]]), torch.tensor([5, 6, 7])
+    assert torch.equal(module({"b": b, "a": b + 1}), module(torch.stack([b + 1, b], 1)))
+    expected = module(torch.cat([a.flatten(), b]), torch.tensor([0, 2, 4, 5, 7]))
+    for first in (a, (a.flatten(), torch.tensor([0, 2, 4]))):
+        assert torch.equal(module({"a": first, "b": (b, torch.tensor([0, 1, 3]))}), expected)
+    raw = fill_(EmbeddingCollection([Table("a", 9, 4, raw_ids=True), Table("b", 9, 4, QR(2))]))
+    unsigned = (b - 7).view(torch.uint64)
+    assert torch.equal(raw({"a": unsigned, "b": b}), raw(torch.stack([b - 7, b], 1)))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -223,6 +242,11 @@ TWO = EmbeddingCollection(EQUAL[:2])
 IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
 
 
+def by_name(first: object) -> dict[str, object]:
+    """Ids by feature."""
+    return dict(zip(TWO.features, (first, IDS), strict=True))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -237,6 +261,12 @@ IDS, OFFSETS = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
         (lambda: TWO(IDS, torch.tensor([0, 2, 4])), ValueError, r"offsets\[-1\] \(4\) must be at most the number"),
         (lambda: TWO(IDS, OFFSETS, torch.ones(2)), ValueError, r"per_sample_weights \(2,\) must have the shape of ids"),
         (lambda: TWO(IDS, OFFSETS, IDS), TypeError, r"per_sample_weights \(torch.int64\) must be a floating-point Ten"),
+        (lambda: TWO({"a": IDS, "c": IDS}), ValueError, r"missing \['.'\], unknown \['c'\]"),
+        (lambda: TWO(by_name(IDS[:2])), ValueError, r"ids\['.'\] has 3 bags but must have 2, as the others"),
+        (lambda: TWO(by_name((IDS, OFFSETS[:2]))), ValueError, r"ids\['.'\]\[1\] must end with the number of val"),
+        (lambda: TWO(by_name((IDS, OFFSETS, IDS))), TypeError, r"ids\['.'\] \(tuple\) must be a Tensor"),
+        (lambda: TWO(by_name((IDS[None], OFFSETS))), ValueError, r"ids\['.'\] has shape \(1, 3\) but must be \[B\]"),
+        (lambda: TWO(by_name(IDS), OFFSETS), ValueError, "offsets must be None where ids are given by feature"),
         (lambda: TWO.row_numbers(IDS[None]), ValueError, r"ids has shape \(1, 3\) but must be \[B, 2\]"),
         (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
         (lambda: EmbeddingCollection(Table("a", 9, 4)), TypeError, r"tables \(Table\) must be a sequence of Table"),

@@ -10,7 +10,7 @@ from oracles import fill_
 from torch import Tensor, nn
 
 import quorem
-from quorem import QR, Embedding, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
 from quorem.fit import fit_
 from quorem.paper.schemes import Scheme
 
@@ -164,6 +164,16 @@ def test_growth_keeps_old_vectors(case: str) -> None:
     torch.testing.assert_close(module(torch.arange(N + 50)), module.to_dense())
     module.grow_(N + 60)
     assert torch.equal(module.to_dense()[:N], before)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("case", SCHEMES)
+def test_exported_bags(case: str, mode: str) -> None:
+    module = fill_(EmbeddingBag(N, D, SCHEMES[case], mode=mode, padding_idx=3))
+    program = torch.export.export(module, (IDS,), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    every = torch.arange(N).view(-1, 2)
+    torch.testing.assert_close(program(every), module(every))
+    assert program(torch.tensor([[1, 2], [N, 3]])).isnan().any(1).tolist() == [False, True]
 
 
 def test_a_file_brings_rows_and_matrices_back(tmp_path) -> None:

@@ -20,6 +20,7 @@ from quorem import (
     optim,
 )
 from quorem.paper.hashing import mixed_ids
+from quorem.paper.schemes import Ranks, RawCounts
 
 RAW = torch.tensor([0, 1, -1, 2**40, -(2**63), 2**63 - 1, 7, 2**20, -(2**20)])
 
@@ -126,8 +127,6 @@ def test_strings_have_vectors_of_their_own() -> None:
 
 def test_hot_and_cold_raw_ids() -> None:
     """Lists of the mixed ids that are hot and cold; all others are the rest."""
-    from quorem.paper.schemes import Ranks
-
     n, raw = 2**40, torch.arange(100) * 2**20
     ids = mixed_ids(raw, n)
     ranks = Ranks(ids[:10].sort().values, ids[10:].sort().values)
@@ -158,3 +157,16 @@ def test_errors() -> None:
         Embedding(N, D, QR(4), raw_ids=True).score(torch.ones(2, D))
     with pytest.raises(TypeError, match=r"input dtype \(torch.uint64\) must be torch.int32 or torch.int64"):
         Embedding(N, D, QR(4))(RAW.view(torch.uint64))
+
+
+def test_a_fitted_table_takes_raw_ids_too() -> None:
+    raw = fill_(Embedding(N, D, CASES["qr-mult"], raw_ids=True, padding_idx=-7))
+    for cls in (Embedding, EmbeddingBag):
+        assert torch.equal(cls.from_pretrained(raw)(RAW[:, None]).view(-1, D), raw(RAW))
+
+
+def test_counts_of_raw_ids_stay_where_they_are() -> None:
+    counts = RawCounts(torch.tensor([5, 6, 7]), torch.tensor([1, 9, 3]))
+    with torch.device("meta"):
+        module = Embedding(N, D, HotCold(1, cold=QR(4), force=True), raw_ids=True, frequencies=counts)
+    assert module.stored.is_meta and module.ranks_of[0].hot.tolist() == mixed_ids(torch.tensor([6]), N).tolist()

@@ -11,7 +11,20 @@ from oracles import CASES, FEW, D, N, dense_by_hand, fill_
 from torch import nn
 from torch.nn.utils import prune
 
-from quorem import QR, Custom, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Path, Pool, Table, optim
+from quorem import (
+    QR,
+    Custom,
+    Embedding,
+    EmbeddingBag,
+    EmbeddingCollection,
+    Full,
+    GeneralizedQR,
+    HotCold,
+    Path,
+    Pool,
+    Table,
+    optim,
+)
 from quorem.models import DLRM
 from quorem.modules.lookup import Tables
 from quorem.paper.partitions import ExplicitPartition
@@ -84,11 +97,37 @@ def test_tables_share_no_element_and_leave_none_out(case: str) -> None:
     assert sum(value.numel() for value in floats) == module.num_parameters
 
 
-def test_loading_converts_dtype() -> None:
+def test_loading_converts_dtype_and_assigning_takes_it() -> None:
     module = fill_(Embedding(N, D, QR(4), dtype=torch.float64))
-    half = Embedding(N, D, QR(4), dtype=torch.bfloat16)
+    half = Embedding(N, D, QR(4), dtype=torch.bfloat16).requires_grad_(False)
     half.load_state_dict(module.state_dict())
     assert half.stored.dtype == torch.bfloat16 and torch.equal(half.stored, module.stored.bfloat16())
+    half.load_state_dict(module.state_dict(), assign=True)
+    assert half.stored.dtype == torch.float64 and not half.stored.requires_grad
+
+
+def test_modules_inside_of_modules() -> None:
+    model = nn.Sequential(Embedding(N, D, QR(4)), nn.ModuleDict({"inner": collection()}))
+    other = copy.deepcopy(model)
+    for p in other.parameters():
+        nn.init.zeros_(p)
+    other.load_state_dict(model.state_dict())
+    assert_equal(model[0], other[0])
+    assert_equal(model[1]["inner"], other[1]["inner"])
+
+
+def test_schemes_that_store_the_same_load_each_other() -> None:
+    first, second = fill_(Embedding(100, D, QR(10))), Embedding(100, D, GeneralizedQR(2))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.to_dense(), second.to_dense())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_moving_to_a_dtype(dtype: torch.dtype) -> None:
+    module = collection().to(dtype)
+    assert all(p.dtype == dtype for p in module.parameters())
+    assert all(b.dtype in (torch.int64, torch.int32) for b in module.buffers())
+    assert module(torch.zeros(2, 4, dtype=torch.int64)).dtype == dtype
 
 
 @pytest.mark.parametrize("case", FEW)
@@ -126,6 +165,15 @@ def test_loading_into_empty_memory() -> None:
             tensor.fill_(-9)
     module.load_state_dict(real.state_dict())
     assert_equal(module, real)
+
+
+def test_a_default_device_of_meta() -> None:
+    with torch.device("meta"):
+        module, elsewhere = collection(), collection(device="cpu")
+    assert module.stored.is_meta
+    module.load_state_dict(elsewhere.state_dict(), assign=True)
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    assert torch.equal(module(ids), elsewhere(ids)) and elsewhere(ids).isfinite().all()
 
 
 def test_a_module_need_not_be_on_the_default_device() -> None:

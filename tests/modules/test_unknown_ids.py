@@ -128,6 +128,12 @@ def test_no_unknown_id_stands_for_padding(pad: int, by_count: bool, tmp_path: Pa
     torch.testing.assert_close(Plain(module)(ids)["vectors"].view_as(vectors).detach(), vectors)
 
 
+def test_unknown_ids_of_a_table_without_a_policy_raise() -> None:
+    module = fill_(EmbeddingCollection([Table("a", N, D, QR(4), unknown="hash"), Table("b", N, D, QR(4))]))
+    with pytest.raises(IndexError, match=r"id -1 is outside \[0, 60\) of table b"):
+        module(torch.tensor([[-1, -1]]))
+
+
 def test_a_module_with_a_policy_is_not_decompressed() -> None:
     model = nn.Sequential(Embedding(N, D, QR(4), unknown="hash"))
     assert decompress_(model).swapped == [] and isinstance(model[0], Embedding)

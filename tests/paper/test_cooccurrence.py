@@ -37,11 +37,13 @@ def test_ids_that_are_rare_or_never_occur_have_numbers():
 @pytest.mark.parametrize(
     ("sessions", "n", "message"),
     [
-        ([], None, "sessions must hold at least one session"),
+        ([], None, "sessions must hold at least one id"),
+        ([[], torch.tensor([])], None, "sessions must hold at least one id"),
+        ([[0.5]], None, r"session \(torch.float32\) must be an integer tensor"),
         ([torch.tensor([1, 9])], 5, r"sessions hold id 9, which must be in \[0, 5\)"),
         ([torch.tensor([-1, 2])], 5, r"sessions hold id -1, which must be in \[0, 5\)"),
     ],
 )
 def test_refused(sessions, n, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         quorem.order_by_cooccurrence(sessions, n)

@@ -58,6 +58,13 @@ def test_one_table_starts_large_and_the_others_neutral(scheme: Scheme, operation
             assert 0 < (stored - neutral).abs().max() <= NOISE * scale
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_starts_in_half_precision(dtype: torch.dtype) -> None:
+    """One plus noise survives rounding: the small tables do not start as all ones."""
+    table = Embedding(4000, 8, QR(40), dtype=dtype)
+    assert all(stored.isfinite().all() and stored.unique().numel() > 2 for stored in table.tables())
+
+
 # Path networks.
 
 

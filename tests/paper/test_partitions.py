@@ -28,6 +28,23 @@ def test_partition_is_exact_on_all_of_int64(stride: int, size: int, ids: list[in
     assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
 
 
+INTEGERS = [torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_ids_become_int64_before_they_are_divided(dtype: torch.dtype) -> None:
+    ids = torch.tensor([[0, 1], [99, 127]], dtype=dtype).t()
+    buckets = Partition(1, 2**40)(ids)
+    assert buckets.dtype == torch.int64 and buckets.tolist() == ids.tolist()
+    assert Partition(2**31 - 1, 2**40)(torch.tensor([0, 2**31 - 1], dtype=torch.int32)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 7, 20, 62])
+def test_mixing_has_an_inverse(bits: int) -> None:
+    ids, mixing = torch.randint(2**bits, (1000,)), Mixing(bits)
+    assert torch.equal(mixing.inverse(mixing(ids)), ids) and int(mixing(ids).max()) < 2**bits
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 3)])
 def test_calls_keep_the_shape_of_ids(shape: tuple[int, ...]) -> None:
     ids = torch.ones(shape, dtype=torch.int64)

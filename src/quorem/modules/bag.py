@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from ..checks import BagMode, InvalidIdMode, check_choice, check_offsets
-from ..ops.rows import IdBatch, bag_and_feature
+from ..ops.rows import IdBatch
 from ..ops.updates import is_traced
 from ..paper.schemes import Scheme
 from ..paper.schemes.frequency import Ranking
+from . import plain
 from .embedding import Embedding
 from .table import UnknownIds
 
@@ -118,15 +119,14 @@ class EmbeddingBag(Embedding):
 
     def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
         """Compose the vectors, then take the maximum of each bag, whose equals share the gradient."""
-        if is_traced():
-            raise ValueError("mode ('max') must be 'sum' or 'mean' in a model that is exported, or under torch.func")
         valid = torch.arange(ids.shape[0], device=ids.device) < starts[-1]  # others are in no bag
         within = self._within(ids[:, None], None)[:, 0]
         if self.padding[0] is not None:
             valid = valid & (within != self.padding[0])
         vectors = self._vectors(IdBatch(torch.where(valid, ids, 0)[:, None])).flatten(1)
-        valid = valid & (within >= 0) & (within < self.num_embeddings)  # on a CPU, the lookup has raised otherwise
-        bags = bag_and_feature(ids, starts, self.spans)[0][:, None].expand(vectors.shape)
+        if not is_traced() or self.exported_unknown == "zeros":  # else the vector of an id out of range is NaN
+            valid = valid & (within >= 0) & (within < self.num_embeddings)
+        bags = plain.bags_of(ids, starts)[:, None].expand(vectors.shape)
         best = vectors.new_full((starts.shape[0], vectors.shape[1]), -torch.inf)  # last row: ids past the last bag
         best = best.scatter_reduce(0, bags, torch.where(valid[:, None], vectors, -torch.inf), "amax")
         return torch.where(best == -torch.inf, 0, best)[:-1]

@@ -1,9 +1,10 @@
 """``EmbeddingCollection``: the tables of all features of a model, looked up in one op."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import InvalidIdMode, Pooling, check_choice, check_int, check_offsets, check_unique, is_exporting
@@ -11,6 +12,8 @@ from ..ops.rows import IdBatch
 from .growth import grow_
 from .lookup import Tables
 from .table import Table as Table
+
+ByFeature = Mapping[str, Tensor | tuple[Tensor, Tensor]]
 
 
 class EmbeddingCollection(Tables):
@@ -72,18 +75,25 @@ class EmbeddingCollection(Tables):
         self.embedding_dims = tuple(spec.embedding_dim for spec in specs for _ in range(spec.num_vectors))
         self._one_width = len(set(self.embedding_dims)) == 1
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor | ByFeature, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """Composed vectors of every feature, pooled where the input is jagged.
 
         Args:
-            ids: ``[B, F]``, or values ``[V]`` with ``offsets``.
+            ids: ``[B, F]``; values ``[V]`` with ``offsets``; or a mapping from each feature's name to ids ``[B]``, bags
+                of one length ``[B, L]``, or a pair of values ``[V]`` and offsets ``[B + 1]``.
             offsets: where each bag starts, ``[F * B + 1]``, feature by feature.
             per_sample_weights: a weight for each of the values, in the order of the collection's features.
 
         Raises:
-            ValueError: if shapes or offsets do not fit.
+            ValueError: if shapes, offsets or names do not fit.
             TypeError: if ids or weights have the wrong dtype.
         """
+        if isinstance(ids, Mapping):
+            if offsets is not None:
+                raise ValueError("offsets must be None where ids are given by feature")
+            ids, offsets = self._joined(ids)
         ids, features = self._checked(ids), len(self.features)
         if offsets is None:
             if ids.dim() != 2 or ids.shape[1] != features:
@@ -104,6 +114,38 @@ class EmbeddingCollection(Tables):
             return out.flatten(1)
         shape = (out.shape[0], len(self.embedding_dims), self.embedding_dims[0])
         return out if out.shape == shape else out.view(shape)
+
+    def _joined(self, ids: ByFeature) -> tuple[Tensor, Tensor | None]:
+        """Ids by feature as one tensor ``[B, F]`` or, if some are bags, as values and offsets ``[F * B + 1]``."""
+        if set(ids) != set(self.features):
+            missing, extra = sorted(set(self.features) - set(ids)), sorted(set(ids) - set(self.features))
+            raise ValueError(f"ids must hold each feature: missing {missing}, unknown {extra}")
+        values, lengths = zip(
+            *(self._bags(ids[feature], f"ids[{feature!r}]") for feature in self.features), strict=True
+        )
+        batch = len(lengths[0])
+        for feature, bags in zip(self.features, lengths, strict=True):
+            if len(bags) != batch:
+                raise ValueError(f"ids[{feature!r}] has {len(bags)} bags but must have {batch}, as the others")
+        if all(isinstance(column, Tensor) and column.dim() == 1 for column in ids.values()):
+            return torch.stack(values, 1), None
+        return torch.cat(values), F.pad(torch.cat(lengths).cumsum(0), (1, 0))
+
+    def _bags(self, column: Tensor | tuple[Tensor, Tensor], name: str) -> tuple[Tensor, Tensor]:
+        """The values of one feature, and the length of each of its bags."""
+        column, offsets = column if isinstance(column, tuple) and len(column) == 2 else (column, None)
+        column = self._checked(column, name)
+        if column.dim() not in ((1, 2) if offsets is None else (1,)):
+            raise ValueError(
+                f"{name} has shape {tuple(column.shape)} but must be [B], [B, L] or a pair of [V] and [B + 1]"
+            )
+        if offsets is None:
+            length = 1 if column.dim() == 1 else column.shape[1]
+            return column.flatten(), torch.full((len(column),), length, device=column.device)
+        offsets = check_offsets(offsets, len(column), f"{name}[1]")
+        if not len(offsets) or offsets[-1] != len(column):
+            raise ValueError(f"{name}[1] must end with the number of values ({len(column)})")
+        return column, offsets.diff()
 
     def grow_(self, table: str, n: int, *, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Add ids to one table, in place, as ``Embedding.grow_`` does.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..checks import check_choice, check_int
+from ..checks import check_choice, check_ids, check_int
 from .embedding import Embedding
 from .scores import (
     block_scores,
@@ -55,7 +55,7 @@ def cross_entropy(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        TypeError: if ``embedding`` is not an ``Embedding``.
+        TypeError: if ``embedding`` is not an ``Embedding``, or ``targets`` are not ids.
         ValueError: if a shape or an option is wrong, or the embedding cannot score (see ``Embedding.score``).
         IndexError: if a target is not an id.
 
@@ -70,6 +70,7 @@ def cross_entropy(
         raise TypeError(f"embedding ({type(embedding).__name__}) must be a quorem.Embedding")
     check_choice("reduction", reduction, Reduction)
     flat, n = checked_queries(embedding, queries, "cross_entropy"), embedding.specs[0].num_embeddings
+    check_ids(targets, "targets")
     if targets.shape != queries.shape[:-1]:
         raise ValueError(f"targets has shape {tuple(targets.shape)} but must be {tuple(queries.shape[:-1])}")
     right = targets.reshape(-1)

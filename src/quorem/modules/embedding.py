@@ -306,8 +306,8 @@ def trained_table(embeddings: Tensor | nn.Module) -> Tensor:
     table = getattr(embeddings, "weight", None) if isinstance(embeddings, nn.Module) else embeddings
     if not isinstance(table, Tensor):
         raise TypeError(f"embeddings ({type(embeddings).__name__}) must be a Tensor, or a module with a weight")
-    if table.layout != torch.strided or table.is_complex():
-        raise TypeError(f"embeddings ({table.layout}, {table.dtype}) must be a dense tensor of real numbers")
+    if table.layout != torch.strided or not table.is_floating_point():
+        raise TypeError(f"embeddings ({table.layout}, {table.dtype}) must be a dense tensor of floating-point numbers")
     if table.dim() != 2:
         raise ValueError(f"embeddings has shape {tuple(table.shape)} but must be 2-D")
     return table.detach()

@@ -189,19 +189,20 @@ class Tables(StoredTables):
 
     def _within(self, ids: Tensor, offsets: Tensor | None) -> Tensor:
         """``ids`` with raw ids hashed to ids of their tables and unknown ids replaced."""
-        layout = self.layout  # first, since this may rebuild the rules
+        if self.__dict__.get("_layout") is None:
+            self._take_filled_integers()  # which may rebuild the rules
         rules: Tensor | None = self._buffers.get("id_rules")
         if rules is None:
             return ids
-        feature = None if offsets is None else bag_and_feature(ids, offsets, layout.spans)[1]
-        limits = layout.slots[layout.spans[:, 0], LIMIT]
+        feature = None if offsets is None else bag_and_feature(ids, offsets, self.spans)[1]
+        limits = self.slots[self.spans[:, 0], LIMIT]
         return replaced_ids(ids, feature, rules, limits, self._listed)
 
-    def _checked(self, ids: Tensor) -> Tensor:
+    def _checked(self, ids: Tensor, name: str = "") -> Tensor:
         """The ids, of a type that ops take. Unsigned raw ids become int64: torch does not compute with uint64."""
         if isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids):
             return ids.view(torch.int64)
-        check_ids(ids, self.ids_argument)
+        check_ids(ids, name or self.ids_argument)
         return ids
 
     def _sample_weights(self, weights: Tensor | None, ids: Tensor) -> Tensor | None:

@@ -152,10 +152,7 @@ def _pooled(tables: "Tables", features: Sequence[int], batch: IdBatch) -> Tensor
     """Pooled vectors ``[B, G, D]`` of the features of one group; ids past the last offset are ignored."""
     ids, offsets, count = _cast(batch.ids, torch.int64), batch.offsets, len(features)
     assert offsets is not None
-    size, num_ids = (offsets.shape[0] - 1) // len(tables.features), ids.shape[0]
-    # The bag of an id is the number of bags that end at or before it.
-    ends = ids.new_zeros(num_ids + 1).scatter_add(0, offsets[1:], torch.ones_like(offsets[1:]))
-    bag = ends.cumsum(0)[:-1]
+    size, bag = (offsets.shape[0] - 1) // len(tables.features), bags_of(ids, offsets)
     target, member = bag, None
     if len(tables.features) > 1:
         rows = torch.full((), size, device=ids.device).clamp(min=1)  # a tensor: torch.export takes a size to be over 1
@@ -182,6 +179,12 @@ def _pooled(tables: "Tables", features: Sequence[int], batch: IdBatch) -> Tensor
         ones = torch.ones_like(ids) if counted is None else counted
         pooled = pooled / scattered(ones.to(pooled.dtype)[:, None]).clamp(min=1)
     return pooled.view(size, count, pooled.shape[1])
+
+
+def bags_of(ids: Tensor, offsets: Tensor) -> Tensor:
+    """The bag ``[V]`` of each jagged id: the number of bags that end at or before it."""
+    ends = offsets.new_zeros(ids.shape[0] + 1).scatter_add(0, offsets[1:], torch.ones_like(offsets[1:]))
+    return ends.cumsum(0)[:-1]
 
 
 def _alike(tables: "Tables") -> list[list[int]]:

@@ -41,7 +41,7 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
     (torch.Size([1, 16]), torch.Size([254, 20]), torch.uint8)
     """
     members = tables_in(module)
-    if bits not in BITS:
+    if bits not in BITS or not isinstance(bits, int):
         raise ValueError(f"bits ({bits!r}) must be 8 or 4")
     for tables in members:
         if tables.bits:

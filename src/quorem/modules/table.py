@@ -43,15 +43,16 @@ class Table:
     unknown: UnknownIds = field(default="error", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the name and the scheme."""
+        """Check what does not depend on other options."""
         if not isinstance(self.name, str) or "\n" in self.name:
             raise ValueError(f"name ({self.name!r}) must be a string of one line")
         check_scheme(self.scheme)
+        n = check_int("num_embeddings", self.num_embeddings)
         if not isinstance(self.features, list | tuple) or not all(isinstance(f, str) and f for f in self.features):
             raise TypeError(f"features ({self.features!r}) must be a tuple of names")
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
         if self.frequencies is not None:
-            object.__setattr__(self, "frequencies", check_ranking(self.frequencies, self.num_embeddings))
+            object.__setattr__(self, "frequencies", check_ranking(self.frequencies, n))
 
     def checked_spec(self) -> TableSpec:
         """The scheme applied to the table, if it can store it and the options go together."""

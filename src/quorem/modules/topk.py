@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..checks import check_int, is_exporting
+from ..checks import check_ids, check_int, is_exporting
 from ..paper.partitions import Partition
 from ..paper.schemes.frequency import cold_ids, first_of_rest
 from .lookup import Tables
@@ -151,11 +151,10 @@ def _best_of_blocks(module: Tables, queries: Tensor, partial: Tensor | None, wan
 
 def _excluded(exclude: Tensor, queries: Tensor, n: int) -> Tensor:
     """The excluded ids of each query, ``[B, E]``, checked."""
-    if not isinstance(exclude, Tensor) or exclude.is_floating_point():
-        raise TypeError("exclude must be a tensor of integers, the ids that are not to be returned")
+    check_ids(exclude, "exclude")
     if exclude.dim() != queries.dim() or exclude.shape[:-1] != queries.shape[:-1]:
         rule = f"{tuple(queries.shape[:-1])} and the number of ids"
         raise ValueError(f"exclude has shape {tuple(exclude.shape)} but must have shape {rule}")
     if len(outside := exclude[(exclude < -1) | (exclude >= n)]):
         raise ValueError(f"exclude holds id {int(outside[0])}, which must be in [0, {n}), or -1 for none")
-    return exclude.long().to(queries.device).flatten(0, -2) if exclude.dim() > 1 else exclude.long()[None]
+    return torch.atleast_2d(exclude.long().to(queries.device)).flatten(0, -2)

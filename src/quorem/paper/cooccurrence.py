@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_int
+from .partitions import int64
 
 DIRECTIONS = 32  # of the co-occurrences in which ids are compared
 ROUNDS = 4  # of the power iteration that finds them
@@ -30,17 +31,18 @@ def order_by_cooccurrence(sessions: Sequence[Tensor], num_embeddings: int | None
         ``[n]``: the new number of each id. Renumber ids by ``number[ids]`` wherever the table is used.
 
     Raises:
-        ValueError: if there is no session, or an id is outside ``[0, num_embeddings)``.
+        TypeError: if a session does not hold integers.
+        ValueError: if there is no id, or one is outside ``[0, num_embeddings)``.
 
     >>> number = order_by_cooccurrence([torch.tensor([0, 2, 4]), torch.tensor([1, 3, 5])] * 5)
     >>> sorted(number[[0, 2, 4]].tolist()) in ([0, 1, 2], [3, 4, 5])
     True
     """
-    if not len(sessions):
-        raise ValueError("sessions must hold at least one session")
-    items = torch.cat([torch.as_tensor(session).reshape(-1).long() for session in sessions])
+    if not any(map(len, sessions)):
+        raise ValueError("sessions must hold at least one id")
+    items = torch.cat([int64("session", torch.as_tensor(session).reshape(-1)) for session in sessions if len(session)])
     n = int(items.max()) + 1 if num_embeddings is None else check_int("num_embeddings", num_embeddings)
-    if len(items) and (int(items.min()) < 0 or int(items.max()) >= n):
+    if int(items.min()) < 0 or int(items.max()) >= n:
         wrong = items[(items < 0) | (items >= n)][0]
         raise ValueError(f"sessions hold id {int(wrong)}, which must be in [0, {n})")
     vectors = _vectors(items, torch.tensor([len(session) for session in sessions]), n, seed)

@@ -21,7 +21,9 @@ from quorem import (
     Full,
     GeneralizedQR,
     Hash,
+    HotCold,
     Path,
+    Pool,
     Table,
 )
 from quorem.paper.operations import OPERATIONS
@@ -48,6 +50,7 @@ def any_scheme(draw: st.DrawFn) -> Scheme:
     composed["dims"] = draw(st.none() | st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple))
     k = draw(st.integers(1, 6))
     rows = {"num_rows": draw(st.none() | st.integers(k, 10**6))}
+    cold = st.sampled_from([QR(4, operation="add"), Pool(9, 3, name="cold")])
     parts = st.builds(Partition, many, many) | st.lists(st.integers(0, 9), min_size=1).map(ExplicitPartition)
     return draw(
         st.sampled_from(
@@ -58,6 +61,7 @@ def any_scheme(draw: st.DrawFn) -> Scheme:
                 lambda: GeneralizedQR(k, **rows, **composed, **options),
                 lambda: ChineseRemainder(k, **rows, **composed, **options),
                 lambda: Custom(draw(st.lists(parts, min_size=1, max_size=3)), check=draw(st.booleans()), **composed),
+                lambda: HotCold(draw(many), draw(cold), draw(many), **options),
                 lambda: Path(draw(many), draw(st.lists(many, max_size=3)), num_partitions=k + 1, activation="sigmoid"),
             ]
         )

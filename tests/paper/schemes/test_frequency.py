@@ -107,6 +107,17 @@ def test_lists_of_ids_may_be_given_instead_of_frequencies():
         Embedding(N, D, scheme, frequencies=Ranks(lists.hot.float(), lists.cold))
 
 
+def test_modules_given_the_same_lists_have_copies():
+    hot = torch.tensor([7, 12], dtype=torch.int32)
+    table = Table("user", N, D, HotCold(2, cold=QR(4)), frequencies=Ranks(hot, hot[:0]))
+    loaded, other = EmbeddingCollection([table]), EmbeddingCollection([table])
+    saved = EmbeddingCollection([Table("user", N, D, table.scheme, frequencies=torch.arange(N))])
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.ranks_of[0].hot.tolist() == [95, 96]
+    assert other.ranks_of[0].hot.tolist() == hot.tolist() == [7, 12]
+    assert torch.equal(other.to_dense()["user"][:, None], other(torch.arange(N)[:, None]))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.uint16, torch.uint32, torch.uint64, torch.float16])
 def test_counts_of_any_dtype(dtype):
     counts = torch.tensor([1, 100, 120, 110]).to(dtype)
@@ -172,6 +183,14 @@ def test_num_duplicates_counts_the_rest():
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tables_of_every_kind_in_few_bits(bits):
+    module = hot_and_cold(bits)
+    dense, ids = module.to_dense(), torch.randint(0, 60, (50, FEATURES))
+    expected = torch.stack([dense[module.names[t]][ids[:, f]] for f, t in enumerate(module.table_of)], 1)
+    torch.testing.assert_close(module(ids), expected)
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.RowWiseAdagrad, optim.AMSGrad])
