@@ -26,6 +26,7 @@ def train(
     collisions: Annotated[
         int | None, Option(min=1, help="Ids that share a row, for a named scheme; default 4.")
     ] = None,
+    force: Annotated[bool, Option("--force", help="Compress tables even where that does not shrink them.")] = False,
     threshold: Annotated[int, Option(min=0, help="Tables of at most this many ids stay full.")] = 0,
     budget: Annotated[
         str | None, Option(help="Instead of a scheme: bytes of all tables with their state, such as 2MB.")
@@ -57,6 +58,7 @@ def train(
     device: Device = "auto",
     threads: Threads = None,
     deterministic: Annotated[bool, Option("--deterministic", help="The same bits on a GPU too.")] = False,
+    checkpoint_seconds: Annotated[float, Option(min=0, help="Least time between two checkpoints.")] = 60,
 ) -> None:
     """Train one model on prepared data, resumable at any moment; Ctrl-C saves it and exits with 130."""
     import torch
@@ -72,9 +74,9 @@ def train(
     prepared = Prepared(data)
     if budget is not None and plan is not None:
         raise ValueError("--budget makes a plan: leave out --plan")
-    if (budget or plan) is not None and (scheme is not None or collisions is not None or threshold):
+    if (budget or plan) is not None and (scheme is not None or collisions is not None or threshold or force):
         given = "--plan" if budget is None else "--budget"
-        raise ValueError(f"{given} says how tables are stored: leave out --scheme, --collisions and --threshold")
+        raise ValueError(f"{given} says how tables are stored: leave out --scheme, --collisions, --threshold, --force")
     planned = {} if plan is None else training.plan_from(plan, prepared, dim)
     if budget is not None:
         dtypes: dict[str, Any] = {"row_dtype": row_dtype or "auto", "state_dtype": state_dtype or "auto"}
@@ -86,7 +88,7 @@ def train(
     }
     others = {
         "data": data_identity(prepared),
-        "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4),
+        "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),
         "plan": planned.get("plan"),
         "bits": planned.get("bits") if bits is None else int(bits),
         "row_dtype": row_dtype or planned.get("row_dtype", "float32"),
@@ -99,4 +101,4 @@ def train(
     }
     if deterministic:
         torch.use_deterministic_algorithms(True)
-    training.run(RunConfig(**{**named_alike, **others}), prepared, out, device)
+    training.run(RunConfig(**{**named_alike, **others}), prepared, out, device, checkpoint_seconds)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from .progress import watching
 from .terminal import command, terminal
 
 
-def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
-    """The scheme for the paper's name of a method, with so many collisions; or from JSON.
+def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
+    """The scheme for the paper's name of a method, with so many collisions, forced or not; or from JSON.
 
     >>> scheme_from("hash", 60), scheme_from('{"scheme": "Full"}')
     (Hash(num_collisions=60), Full())
@@ -36,7 +37,7 @@ def scheme_from(text: str, num_collisions: int = 4) -> Scheme:
     if text not in PAPER_METHODS:
         known, example = ", ".join(map(repr, PAPER_METHODS)), schemes.to_json(schemes.QR(4))
         raise ValueError(f"scheme ({text!r}) must be one of {known}, or JSON such as '{example}'")
-    return scheme_of(text, num_collisions, force=False)
+    return scheme_of(text, num_collisions, force=force)
 
 
 def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, Any]:
@@ -72,30 +73,30 @@ def say(text: str) -> None:
         terminal().print(text, soft_wrap=True)
 
 
-def run(config: RunConfig, prepared: Prepared, out: Path, device: str) -> None:
+def run(config: RunConfig, prepared: Prepared, out: Path, device: str, checkpoint_seconds: float) -> None:
     """Train one run, show progress and print the results; continues an interrupted run in ``out``.
 
     The processes that ``torchrun`` has started train it together; only the first writes to the folder and the terminal.
     """
     if (out / "result.json").exists():
         if os.environ.get("RANK", "0") == "0":
-            _run(config, prepared, out, device)
+            _run(config, prepared, out, device, Options())
         return
     with process_group(device) as own_device:
         if is_first():
-            _run(config, prepared, out, own_device)
+            _run(config, prepared, out, own_device, Options(checkpoint_seconds=checkpoint_seconds))
         else:
             with stop_on_signal() as stop:
                 train(config, prepared, out, device=own_device, stop=stop)
 
 
-def _run(config: RunConfig, prepared: Prepared, out: Path, device: str) -> None:
+def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options) -> None:
     finished, console = (out / "result.json").exists(), terminal()
     for line in header(config, prepared, device):
         console.print(line, soft_wrap=True)
     with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
         try:
-            result = train(config, prepared, out, device=device, options=Options(report=report), stop=stop)
+            result = train(config, prepared, out, device=device, options=replace(options, report=report), stop=stop)
         except KeyboardInterrupt:
             message = f"interrupted; the same command goes on from the checkpoint in {out}"
             raise KeyboardInterrupt(message) from None
@@ -121,7 +122,8 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
     smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
     kept_full = sum(spec.fallback is not None for spec in tables.specs)
-    kept = f"; {kept_full} of {len(tables.specs)} stay full, because it would not shrink them" if kept_full else ""
+    why = "which would not shrink (--force compresses them too)"
+    kept = f"; {kept_full} of {len(tables.specs)} tables stay full, {why}" if kept_full else ""
     rows = min(config.max_rows or about.rows["train"], about.rows["train"])
     conditions = Conditions(rows, config.epochs, config.batch_size)
     return [
