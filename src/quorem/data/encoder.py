@@ -17,7 +17,7 @@ from .encoding import Encoding
 from .ids import NULL
 from .malformed import Malformed, ParsedRows
 from .prepared import tokens_of
-from .values import as_float32, dense, features, flat
+from .values import dense, features, flat
 
 
 class Vocabulary:
@@ -101,9 +101,9 @@ class Encoder:
 
     def __call__(self, rows: Any) -> Batch:
         """The rows, in a form that ``Scorer`` takes, as a batch whose labels are all 0."""
-        frame = features(_frame(rows, self.columns.all), self.columns)
+        frame = _frame(rows, self.columns.all)
         numbered = ParsedRows(frame, np.arange(1, frame.height + 1), 1.0)
-        return self.encode(as_float32(numbered, self.transforms, Malformed("the batch", 0, "row")).frame)
+        return self.encode(features(numbered, self.columns, self.transforms, Malformed("the batch", 0, "row")).frame)
 
     def encode(self, frame: pl.DataFrame) -> Batch:
         """Features of the types that ``values.features`` gives, as ``__call__`` returns them."""

@@ -53,7 +53,7 @@ class Source:
         if isinstance(self.content, TextFile):
             head = self.content.head
             malformed = Malformed(str(self.path), len(head))
-            layout = TextLayout(list(self.schema), dict.fromkeys(names, pl.String), self.separator, self.is_csv)
+            layout = TextLayout(list(self.schema), names, self.separator, self.is_csv)
             rows = parse([(head, 1.0)], layout, malformed, has_header=self.is_csv)
             frame = pl.concat([part.frame for part in rows]).head(limit)
             if malformed.count and not frame.height:
@@ -84,14 +84,12 @@ class Source:
                 batch = batch._replace(frame=batch.frame.with_columns(times))
                 rule, is_bad = "must be a number, or an ISO date or time", ~pl.col(TIME).is_finite().fill_null(False)
                 batch = malformed.filtered(batch, columns.time, rule, is_bad)
-            others = batch.frame.select(name for name in (LABEL, TIME) if name in batch.frame)
-            batch = batch._replace(frame=values.features(batch.frame, columns).with_columns(others))
-            yield values.as_float32(batch, transforms, malformed)
+            keep = [name for name in (LABEL, TIME) if name in batch.frame]
+            yield values.features(batch, columns, transforms, malformed, keep)
 
     def _blocks(self, columns: Columns, malformed: Malformed) -> Iterator[ParsedRows]:
         if isinstance(self.content, TextFile):
-            types = {name: pl.Float64 if name in columns.dense else pl.String for name in columns.all}
-            layout = TextLayout(list(self.schema), types, self.separator, self.is_csv, columns.missing)
+            layout = TextLayout(list(self.schema), columns.all, self.separator, self.is_csv, columns.missing)
             yield from parse(self.content.chunks(), layout, malformed, has_header=self.is_csv)
             return
         with _naming(self.path):

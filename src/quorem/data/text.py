@@ -10,7 +10,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -33,10 +33,10 @@ Chunk = tuple[bytes, float]  # whole lines of a file, and the fraction of the fi
 
 @dataclass(frozen=True)
 class TextLayout:
-    """The columns of a text file, the types of those that are wanted, and how fields are written."""
+    """The columns of a text file, those of them that are wanted, and how fields are written."""
 
     names: Sequence[str]
-    types: Mapping[str, type[pl.DataType]]
+    wanted: Sequence[str]
     separator: str = "\t"
     quoted: bool = False
     missing: tuple[str, ...] = ()  # fields that stand for a missing value, besides empty ones
@@ -92,13 +92,12 @@ def parse(
     """Parse the well-formed lines of a file, a chunk at a time; the others are added to ``malformed``.
 
     A line is malformed if it has the wrong number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
-    closed, or a field that is not of its column's type. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty
-    field is a missing value.
+    closed. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty field is a missing value.
 
-    >>> layout, malformed = TextLayout(["x", "y"], {"x": pl.Int64, "y": pl.String}, ",", quoted=True), Malformed("", 9)
+    >>> layout, malformed = TextLayout(["x", "y"], ["x", "y"], ",", quoted=True), Malformed("", 9)
     >>> chunk = b'1,"a\\nb"\\n2\\n3,19" screen\\n', 1.0
     >>> [(rows.frame.rows(), rows.numbers.tolist()) for rows in parse([chunk], layout, malformed)], malformed.first
-    ([([(1, 'a\\nb'), (3, '19" screen')], [1, 4])], [(3, '1 field where 2 are expected')])
+    ([([('1', 'a\\nb'), ('3', '19" screen')], [1, 4])], [(3, '1 field where 2 are expected')])
     """
     line, rest, done = 1, b"", 1.0
     for data, done in chunks:
@@ -117,8 +116,8 @@ def _parse(
 ) -> tuple[ParsedRows, bytes]:
     """The rows in lines of text, of which the first has the number ``line``; and the lines of a row that goes on."""
     if _is_whole(data, layout):
-        with suppress(pl.exceptions.PolarsError):  # a line has too many fields, or a field another type; or not UTF-8
-            frame, num_lines = _read(data, layout, layout.types, layout.quoted), _count(data, b"\n")
+        with suppress(pl.exceptions.PolarsError):  # a line has too many fields, or is not UTF-8
+            frame, num_lines = _read(data, layout), _count(data, b"\n")
             if frame.height == num_lines:
                 return ParsedRows(frame, np.arange(line, line + num_lines), done), b""
     whole, numbers, expected = io.StringIO(), [], len(layout.names)
@@ -136,9 +135,8 @@ def _parse(
             writer.writerow(row.fields)
             numbers.append(line + start)
         start += row.num_lines
-    frame = _read(whole.getvalue().encode(), layout, dict.fromkeys(layout.types, pl.String), quoted=True)
-    rows = _typed(ParsedRows(frame, np.array(numbers, np.int64), done), layout, malformed)
-    return rows, b"".join(lines[start:])
+    frame = _read(whole.getvalue().encode(), layout, quoted=True)
+    return ParsedRows(frame, np.array(numbers, np.int64), done), b"".join(lines[start:])
 
 
 def _is_whole(data: bytes, layout: TextLayout) -> bool:
@@ -197,30 +195,19 @@ def _text(line: bytes) -> str:
         raise ValueError("not UTF-8") from None
 
 
-def _read(data: bytes, layout: TextLayout, types: Mapping[str, type[pl.DataType]], quoted: bool) -> pl.DataFrame:
+def _read(data: bytes, layout: TextLayout, *, quoted: bool = False) -> pl.DataFrame:
+    """The wanted columns of whole lines, as text; ``quoted`` if all fields are."""
     if not data:
-        return pl.DataFrame(schema=dict(types))
+        return pl.DataFrame(schema=dict.fromkeys(layout.wanted, pl.String))
     frame = pl.read_csv(
         data,
         has_header=False,
-        schema={name: types.get(name, pl.String) for name in layout.names},
+        schema=dict.fromkeys(layout.names, pl.String),
         separator=layout.separator,
         quote_char='"' if quoted else None,
         null_values=list(layout.missing) or None,
-    )
-    return frame.select(*types)
-
-
-def _typed(rows: ParsedRows, layout: TextLayout, malformed: Malformed) -> ParsedRows:
-    """The rows whose fields all have their columns' types; the others are added to ``malformed``."""
-    is_missing = pl.all().is_in(["", *layout.missing])
-    rows = rows._replace(frame=rows.frame.select(pl.when(~is_missing).then(pl.all())))
-    for name, dtype in layout.types.items():
-        if dtype != pl.String:
-            values = pl.col(name).str.strip_chars(" ").cast(dtype, strict=False)
-            rows = malformed.filtered(rows, name, "must be a number", values.is_null() & pl.col(name).is_not_null())
-            rows = rows._replace(frame=rows.frame.with_columns(values))
-    return rows
+    ).select(layout.wanted)
+    return frame.select(pl.when(~pl.all().is_in(["", *layout.missing])).then(pl.all())) if quoted else frame
 
 
 def _count(data: bytes, byte: bytes) -> int:

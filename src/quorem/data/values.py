@@ -1,6 +1,6 @@
 """The values of a table's columns as Polars expressions: numbers, categories as text, lists of them, and labels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -10,6 +10,7 @@ from .columns import Columns
 from .malformed import Malformed, ParsedRows
 from .meta import Transform
 
+NUMBER = "\nnumber"
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
 TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
@@ -22,32 +23,47 @@ TRANSFORMS: dict[Transform, Callable[[pl.Expr], pl.Expr]] = {
 }
 
 
-def features(frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
-    """The features of some rows: numbers as floats, categories as text, bags as lists of text."""
-    numbers = [number(frame[name], columns.missing) for name in columns.dense]
+def features(
+    rows: ParsedRows,
+    columns: Columns,
+    transforms: Mapping[str, Transform],
+    malformed: Malformed,
+    keep: Sequence[str] = (),
+) -> ParsedRows:
+    """The features of some rows: numbers as floats, categories as text, bags as lists of text; ``keep`` come first.
+
+    Rows with a number that is none, or that float32 cannot represent, are added to ``malformed``.
+    """
+    for name in columns.dense:
+        rows = _with_number(rows, name, transforms[name], columns.missing, malformed)
+    frame = rows.frame
     categories = [
         category_lists(frame[name], columns.multi_separator, columns.missing)
         if name in columns.bags
         else category(frame[name], columns.missing)
         for name in columns.categorical
     ]
-    return frame.select(numbers + categories)
+    return rows._replace(frame=frame.select(*keep, *columns.dense, *categories))
 
 
-def number(values: pl.Series, missing: tuple[str, ...] = ()) -> pl.Expr:
-    """A column of numbers, which may be written as text, as in a CSV file; raises ValueError if one is none."""
-    column = pl.col(values.name)
-    if values.dtype == pl.String:
+def _with_number(
+    rows: ParsedRows, name: str, transform: Transform, missing: tuple[str, ...], malformed: Malformed
+) -> ParsedRows:
+    """The rows with a column of numbers, which may be text as in a CSV file, as floats."""
+    column, dtype = pl.col(name), rows.frame.schema[name]
+    if dtype == pl.String:
         text = column.str.strip_chars(" ")
         text = pl.when(~text.is_in(["", *missing])).then(text)
-        numbers = text.cast(pl.Float64, strict=False)
-        wrong = values.to_frame().filter(numbers.is_null() & text.is_not_null()).to_series()
-        if len(wrong):
-            raise ValueError(f"{values.name} ({wrong[0]!r}) must be a number")
-        return numbers
-    if not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null)):
-        raise ValueError(f"{values.name} is {values.dtype} but must be numeric")
-    return column.cast(pl.Float64)
+        rows = rows._replace(frame=rows.frame.with_columns(text.cast(pl.Float64, strict=False).alias(NUMBER)))
+        is_bad = pl.col(NUMBER).is_null() & text.is_not_null()
+        rows, column = malformed.filtered(rows, name, "must be a number", is_bad), pl.col(NUMBER)
+    elif not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
+        raise ValueError(f"{name} is {dtype} but must be numeric")
+    rows = rows._replace(frame=rows.frame.with_columns(column.cast(pl.Float64).alias(name)))
+    if transform == "none":
+        is_large, rule = finite(name).abs() > LARGEST_FLOAT32, f"must be at most {LARGEST_FLOAT32:.4g}, as float32"
+        rows = malformed.filtered(rows, name, rule, is_large)
+    return rows
 
 
 def finite(name: str) -> pl.Expr:
@@ -68,15 +84,6 @@ def dense(frame: pl.DataFrame, transforms: Mapping[str, Transform]) -> NDArray[n
         return np.empty((frame.height, 0), np.float32)
     features = (TRANSFORMS[kind](finite(name).fill_null(0)) for name, kind in transforms.items())
     return frame.select(feature.cast(pl.Float32) for feature in features).to_numpy(order="c")
-
-
-def as_float32(rows: ParsedRows, transforms: Mapping[str, Transform], malformed: Malformed) -> ParsedRows:
-    """The rows whose numbers float32 can represent; the others are added to ``malformed``."""
-    for name, kind in transforms.items():
-        if kind == "none":
-            is_large = finite(name).abs() > LARGEST_FLOAT32
-            rows = malformed.filtered(rows, name, f"must be at most {LARGEST_FLOAT32:.4g}, as float32", is_large)
-    return rows
 
 
 def category_text(values: pl.Expr, dtype: pl.DataType, missing: tuple[str, ...] = ()) -> pl.Expr:

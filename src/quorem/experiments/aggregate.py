@@ -183,5 +183,6 @@ def command_of(config: RunConfig, data: str) -> str:
         value = getattr(config, field.name)
         if field.name in ("data", "scheme", "plan") or (value == field.default and field.name != "seed"):
             continue
-        parts += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        parts += [f"--{option}"] if value is True else [f"--{option}", text]
     return shlex.join(parts)
