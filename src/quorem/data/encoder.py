@@ -103,7 +103,7 @@ class Encoder:
         """The rows, in a form that ``Scorer`` takes, as a batch whose labels are all 0."""
         frame = _frame(rows, self.columns.all)
         numbered = ParsedRows(frame, np.arange(1, frame.height + 1), 1.0)
-        return self.encode(features(numbered, self.columns, self.transforms, Malformed("the batch", 0, "row")).frame)
+        return self.encode(features(numbered, self.columns, self.transforms, Malformed("the batch", None, "row")).frame)
 
     def encode(self, frame: pl.DataFrame) -> Batch:
         """Features of the types that ``values.features`` gives, as ``__call__`` returns them."""

@@ -24,13 +24,15 @@ class Malformed:
     """The number of lines left out, and the first of them with the reasons."""
 
     source: str  # the file, for messages
-    limit: int  # so many may be left out; with one more, ``add`` raises
+    limit: int | None  # so many may be left out; with one more, ``add`` raises; None: none may
     unit: str = "line"  # what is numbered from 1: "line" or "row"
     count: int = 0
     first: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, number: int, reason: str) -> None:
         """Add a malformed line; raises ValueError if there are now more than ``limit``."""
+        if self.limit is None:
+            raise ValueError(f"{self.unit} {number} of {self.source}: {reason}")
         self.count += 1
         self.first = sorted([*self.first, (number, reason)])[:SHOWN_LINES]
         if self.count > self.limit:
