@@ -123,12 +123,9 @@ def _is_by_row(counted: StateBytes) -> bool:
 
 def state_bytes(module: Any, counted: StateBytes) -> int:
     """Bytes of the state that an optimizer keeps for an embedding, torch's or composed."""
-    rows = module.stored if isinstance(module, Tables) else module.weight
+    rows, tables = (module.stored, len(module.all_extents)) if isinstance(module, Tables) else (module.weight, 1)
     state = replace(counted, dtype=rows.dtype, sparse=module.sparse or _is_by_row(counted))
-    dense = replace(counted, dtype=module.dtype if isinstance(module, Tables) else rows.dtype, sparse=False)
-    tables = len(module.all_extents) if isinstance(module, Tables) else 1
-    others = [p for p in module.parameters() if p is not rows]  # networks and matrices
-    of_others = sum(p.numel() * dense.row(1) + dense.shared for p in others)
+    of_others = sum(state.whole(p.numel(), p.dtype) for p in module.parameters() if p is not rows)
     return len(rows) * state.row(rows.shape[1]) + tables * state.table + state.shared + of_others
 
 

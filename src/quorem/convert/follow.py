@@ -26,11 +26,9 @@ from ..optimizer_names import Optimizer
 SQUARES = ("sum", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 FIRST = ("exp_avg", "momentum_buffer", "grad_avg")
 BLOCK_NUMBERS = 2**20  # numbers of a state that are processed at a time
-NAMES: dict[str, Optimizer] = {  # of torch's classes, by how many numbers they keep for each weight
-    **dict.fromkeys(("Adagrad", "ASGD", "Muon"), "adagrad"),
-    **dict.fromkeys(("Adam", "SparseAdam", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop"), "adam"),
-    "AdamW": "adamw",
-}
+# Of torch's classes, by how many numbers they keep for each weight. NAdam and ASGD keep more scalars than is counted.
+NAMES: dict[str, Optimizer] = {"Adagrad": "adagrad", "Muon": "adagrad", "AdamW": "adamw"}
+NAMES |= dict.fromkeys(("Adam", "SparseAdam", "RAdam", "Adamax", "Adadelta", "Rprop"), "adam")
 
 
 def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | None:

@@ -249,24 +249,26 @@ def _fill_(single: EmbeddingCollection, groups: Mapping[str, WeightGroup], fit: 
                 trained = fit_matrix_(matrix, trained, weights_of(counts[t], trained.device), None)
             spec = replace(spec, embedding_dim=spec.width)
         targets.append(trained)
-        if groups[name].choice is None:
-            with torch.no_grad():
-                stored[0].copy_(trained)
-        elif fit:
+        if fit or groups[name].choice is None:  # a full table keeps its rows
             fit_(stored, spec, trained, counts[t], ranks=single.ranks_of[t])
         else:
             init.init_(stored, spec, std=init.deviation(trained))
     for pool in single.pools.values():
+        rows = [extent.of(single.stored.detach()) for extent in pool.extents]
         if fit:
-            _fit_pool_(single, pool, targets, counts)
+            _fit_pool_(rows, single, pool, targets, counts)
         else:
             deviations = [std for t in pool.offsets if (std := init.deviation(targets[t])) is not None]
             std = sum(deviations) / len(deviations) if deviations else None
-            init.pool_(_rows_of(pool, single), [single.specs[t] for t in pool.offsets], std=std)
+            init.pool_(rows, [single.specs[t] for t in pool.offsets], std=std)
 
 
 def _fit_pool_(
-    single: EmbeddingCollection, pool: StoredPool, targets: Sequence[Tensor], counts: Sequence[Tensor | None]
+    rows: Sequence[Tensor],
+    single: EmbeddingCollection,
+    pool: StoredPool,
+    targets: Sequence[Tensor],
+    counts: Sequence[Tensor | None],
 ) -> None:
     """Fit the rows of a pool to the cold ids of all its tables."""
     numbers = {t: torch.arange(single.specs[t].num_composed, device=single.stored.device) for t in pool.offsets}
@@ -277,8 +279,4 @@ def _fit_pool_(
     scheme = single.specs[min(cold)].pool
     assert scheme is not None
     spec = HotCold(0, cold=scheme, force=True).spec(len(vectors), vectors.shape[1])
-    fit_(_rows_of(pool, single), spec, vectors, frequencies)
-
-
-def _rows_of(pool: StoredPool, single: EmbeddingCollection) -> list[Tensor]:
-    return [extent.of(single.stored.detach()) for extent in pool.extents]
+    fit_(rows, spec, vectors, frequencies)

@@ -26,22 +26,8 @@ from .checked_json import build
 from .provenance import versions
 from .tensors import FileKind, TensorFile, write_tensors
 
-KIND = FileKind("quorem-model", 3)
+KIND = FileKind("quorem-model", 4)
 NETWORKS: dict[str, type[DLRM | DCN]] = {"DLRM": DLRM, "DCN": DCN}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedTables:
-    """The module that holds the tables: its class and options, None where it has no such option."""
-
-    type: Literal["Embedding", "EmbeddingBag", "EmbeddingCollection"]
-    sparse: bool
-    on_invalid_id: InvalidIdMode
-    bits: Literal[0, 8, 4]
-    dtype: Literal["float32", "float64", "bfloat16", "float16"]
-    tables: tuple[Table, ...]
-    mode: Literal["sum", "mean", "max"] | None = None
-    include_last_offset: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +46,16 @@ class SavedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModel:
-    """The description of a file."""
+    """The description of a file: the module that holds the tables and its options, and the network around it."""
 
-    embeddings: SavedTables
+    type: Literal["Embedding", "EmbeddingBag", "EmbeddingCollection"]
+    sparse: bool
+    on_invalid_id: InvalidIdMode
+    mode: Literal["sum", "mean", "max"] | None  # None where the class has no such option
+    include_last_offset: bool | None
+    bits: Literal[0, 8, 4]
+    dtype: Literal["float32", "float64", "bfloat16", "float16"]
+    tables: tuple[Table, ...]
     network: SavedNetwork | None
     frozen: tuple[str, ...]  # names of the parameters that are not trained
     versions: dict[str, str]
@@ -90,8 +83,12 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     tables = tables_in(model)
     maps: dict[str, Tensor] = {}
+    options = ("sparse", "on_invalid_id", "mode", "include_last_offset", "bits")
     description = {
-        "embeddings": _tables_described(tables, maps),
+        "type": type(tables).__name__,
+        **{name: getattr(tables, name, None) for name in options},
+        "dtype": dtype_name(tables.dtype),
+        "tables": [_table_described(tables, t, maps) for t in range(len(tables.specs))],
         "network": None if model is tables else _network_described(model),
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "versions": versions(),
@@ -122,20 +119,6 @@ def tables_in(model: nn.Module) -> Tables:
     return tables
 
 
-def _tables_described(tables: Tables, maps: dict[str, Tensor]) -> dict[str, Any]:
-    """The description of a module, as ``SavedTables``; index maps are added to ``maps``."""
-    return {
-        "type": type(tables).__name__,
-        "sparse": tables.sparse,
-        "on_invalid_id": tables.on_invalid_id,
-        "bits": tables.bits,
-        "dtype": dtype_name(tables.dtype),
-        "tables": [_table_described(tables, t, maps) for t in range(len(tables.specs))],
-        "mode": getattr(tables, "mode", None),
-        "include_last_offset": getattr(tables, "include_last_offset", None),
-    }
-
-
 def _table_described(tables: Tables, t: int, maps: dict[str, Tensor]) -> dict[str, Any]:
     """The arguments of ``Table`` for the ``t``-th table."""
     spec = tables.specs[t]
@@ -157,22 +140,19 @@ def _table_described(tables: Tables, t: int, maps: dict[str, Tensor]) -> dict[st
 
 def _network_described(model: Any) -> dict[str, Any]:
     """The description of a network, as ``SavedNetwork``."""
-    options: dict[str, Any]
+    layers = {name: getattr(model, name) for name in ("bottom", "top", "deep") if hasattr(model, name)}
+    widths = {name: [each.out_features for each in mlp if isinstance(each, nn.Linear)] for name, mlp in layers.items()}
+    options: dict[str, Any] = {"num_dense": model.num_dense, "embedding_dims": model.embedding_dims, **widths}
     if isinstance(model, DLRM):
-        options = {"raw_dense": model.raw_dense, "bottom": _widths(model.bottom)[:-1], "top": _widths(model.top)}
+        options |= {"raw_dense": model.raw_dense, "bottom": widths["bottom"][:-1]}  # the last width follows from D
     else:
-        options = {"deep": _widths(model.deep), "num_cross": len(model.cross_weight)}
-    sizes = {"num_dense": model.num_dense, "embedding_dims": model.embedding_dims}
-    return {"type": type(model).__name__, **sizes, **options}
-
-
-def _widths(layers: nn.Module) -> tuple[int, ...]:
-    return tuple(layer.out_features for layer in layers.modules() if isinstance(layer, nn.Linear))
+        options["num_cross"] = len(model.cross_weight)
+    return {"type": type(model).__name__, **options}
 
 
 def _model(saved: SavedModel, state: Mapping[str, Tensor]) -> nn.Module:
     """The model, whose parameters are the tensors of ``state``."""
-    model: nn.Module = _empty_tables(saved.embeddings)
+    model: nn.Module = _empty_tables(saved)
     if (network := saved.network) is not None:
         options = {name: value for name, value in vars(network).items() if name != "type" and value is not None}
         model = NETWORKS[network.type](model, **options, device="meta")
@@ -185,7 +165,7 @@ def _model(saved: SavedModel, state: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def _empty_tables(saved: SavedTables) -> Tables:
+def _empty_tables(saved: SavedModel) -> Tables:
     """The module of the tables, on the meta device."""
     options: dict[str, Any] = {"sparse": saved.sparse, "on_invalid_id": saved.on_invalid_id}
     options |= {"dtype": FLOAT_DTYPES[saved.dtype], "device": "meta"}

@@ -46,6 +46,11 @@ class StateBytes:
             return row_state_bytes(self.optimizer, width, self.dtype, self.state_dtype, self.lags)
         return width * self.dtype.itemsize * len(RULES[self.optimizer].averages)
 
+    def whole(self, numbers: int, dtype: torch.dtype | None = None) -> int:
+        """For another parameter of so many numbers, which is updated as a whole: a matrix, or one of a network."""
+        dense = replace(self, sparse=False, dtype=dtype or self.dtype)
+        return dense.row(numbers) + dense.shared
+
     @property
     def table(self) -> int:
         """For each stored table."""
@@ -120,9 +125,8 @@ class StoredModule:
         """Bytes of the matrix that turns narrow rows into vectors, and of the state for it."""
         if width == embedding_dim:
             return 0, 0
-        dense = replace(self.state, sparse=False)
-        itemsize = 2 if self.bits else dense.dtype.itemsize  # ``quantize_`` rounds it to bfloat16
-        return width * embedding_dim * itemsize, width * dense.row(embedding_dim) + dense.shared
+        itemsize = 2 if self.bits else self.state.dtype.itemsize  # ``quantize_`` rounds it to bfloat16
+        return width * embedding_dim * itemsize, self.state.whole(width * embedding_dim)
 
     def layout(self, most_partitions: int) -> int:
         """Bytes of the integers by which lookups find rows, if an id reads from at most so many stored tables."""

@@ -96,16 +96,11 @@ class Collection(nn.Module):
 
     def _replaced_configs(self) -> list[dict[str, Any]]:
         """The arguments of TorchRec's configs for the full tables that the composed ones replace."""
-        pairs = zip(self.tables, self.template.specs, strict=True)
-        return [
-            {
-                "name": table.name,
-                "num_embeddings": spec.num_embeddings,
-                "embedding_dim": spec.embedding_dim * spec.num_vectors,
-                "feature_names": list(table.features),
-            }
-            for table, spec in pairs
-        ]
+        configs: list[dict[str, Any]] = []
+        for table, spec in zip(self.tables, self.template.specs, strict=True):
+            sizes = {"num_embeddings": spec.num_embeddings, "embedding_dim": spec.embedding_dim * spec.num_vectors}
+            configs.append({"name": table.name, **sizes, "feature_names": list(table.features)})
+        return configs
 
 
 class EmbeddingBagCollection(Collection):

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from ...checks import check_ids
 from ...modules.collection import EmbeddingCollection
-from ...modules.id_rules import Listed, replaced_ids, rules_of
+from ...modules.id_rules import replaced_ids, rules_of
 from ...modules.meaning import meaning_of
 from ...ops import layout as column
 from ...ops.layout import Layout, build
@@ -134,25 +134,22 @@ class RowNumbers(nn.Module):
         """The rows that the batch reads."""
         self._check(features)
         layout = Layout(self.slots, self.parts, self.maps, self.spans, self.ranks)
-        batches, rows, outside = [], [], []
+        batches, rows = [], []
         single = features.values().numel() == features.lengths().numel() and bool(features.lengths().all())
-        for f, name in enumerate(self.names):
-            jagged = features[name]
-            ids, inverse = torch.unique(jagged.values().long(), return_inverse=True)
-            ids = self._of_table(ids, f)
-            outside.append(self._outside(ids, f))
+        every = [features[name] for name in self.names]
+        for f, (jagged, of_feature) in enumerate(zip(every, self._ids_of(every), strict=True)):
+            ids, inverse = torch.unique(of_feature, return_inverse=True)
             reads = reads_of(ids[:, None], self.slots[f : f + 1], self.parts[f : f + 1], layout)
             rows.append(rows_read(reads)[:, 0])
             weights = jagged.weights() if self.weighted else None
             lengths = jagged.lengths()
             bag = None if single else torch.arange(len(lengths), device=ids.device).repeat_interleave(lengths)
             batches.append(Ids(ids, reads.valid[:, 0], (), inverse, lengths, bag, weights))
-        self._report(outside)
         requests: list[KeyedJaggedTensor] = []
         positions: dict[tuple[int, int], Tensor] = {}
-        every = [(f, j, part) for f, parts in enumerate(self.parts_read) for j, part in enumerate(parts)]
+        read = [(f, j, part) for f, parts in enumerate(self.parts_read) for j, part in enumerate(parts)]
         for group in self.groups:
-            readers = [(f, j) for f, j, part in every if part.width == group[0].width]
+            readers = [(f, j) for f, j, part in read if part.width == group[0].width]
             request, index = _request(group, torch.cat([rows[f][:, j] for f, j in readers]))
             positions |= zip(readers, index.split([len(rows[f]) for f, _ in readers]), strict=True)
             requests.append(request)
@@ -176,17 +173,20 @@ class RowNumbers(nn.Module):
                 distinct[part.name] = min(distinct.get(part.name, 0) + rows, part.num_rows)
         return distinct
 
-    def _of_table(self, ids: Tensor, f: int) -> Tensor:
-        """``ids`` ``[U]`` of a feature, with raw ids hashed to ids of the table and unknown ids replaced."""
-        if not len(self.id_rules):
-            return ids
-        limit, listed = ids.new_tensor(self.limits[f : f + 1]), []
-        for other in self.listed:
-            if other.feature == f:
-                sizes = list_sizes(other.spec)
-                start = int(self.slots[f, column.HOT])
-                listed = [Listed(0, other.spec, Ranks(*self.ranks[start : start + sum(sizes)].split(sizes)))]
-        return replaced_ids(ids[:, None], None, self.id_rules[f : f + 1], limit, listed)[:, 0]
+    def _ids_of(self, features: Sequence[JaggedTensor]) -> Sequence[Tensor]:
+        """The ids of each feature; raw ids are hashed to ids of their tables, and unknown ids replaced."""
+        sizes = [each.values().numel() for each in features]
+        ids = torch.cat([each.values().long() for each in features])
+        feature = torch.arange(len(sizes), device=ids.device).repeat_interleave(torch.tensor(sizes, device=ids.device))
+        if len(self.id_rules):
+            listed = []
+            for each in self.listed:
+                start, lengths = int(self.slots[each.feature, column.HOT]), list_sizes(each.spec)
+                lists = self.ranks[start : start + sum(lengths)].split(lengths)
+                listed.append(each._replace(ranks=Ranks(*lists)))
+            ids = replaced_ids(ids, feature, self.id_rules, self.slots[:, column.LIMIT], listed)
+        self._report(ids, feature)
+        return ids.split(sizes)
 
     def _check(self, features: KeyedJaggedTensor) -> None:
         keys = features.keys()
@@ -198,21 +198,17 @@ class RowNumbers(nn.Module):
             raise ValueError("features must have one batch size for all keys")
         check_ids(features.values(), "features")
 
-    def _outside(self, ids: Tensor, f: int) -> Tensor:
-        """The number of distinct ids out of range; raises IndexError on the CPU."""
-        outside = out_of_range(ids, self.slots[f, column.LIMIT])
-        if raises_at_once(ids) and outside.any():
-            rule = f"is outside [0, {self.limits[f]}) of table {self.titles[f]}"
-            raise IndexError(f"id {int(ids[outside][0])} {rule}")
-        return outside.sum()
-
-    def _report(self, outside: list[Tensor]) -> None:
-        """Handle ids out of range on a GPU as ``on_invalid_id`` says."""
-        is_silent = self.on_invalid_id == "trust" or (self.on_invalid_id == "warn" and self.warned)
-        if is_silent or raises_at_once(outside[0]):
-            return
-        counts = torch.stack(outside).tolist()  # waits for the GPU
-        if any(counts):
+    def _report(self, ids: Tensor, feature: Tensor) -> None:
+        """Raise IndexError for ids out of range on the CPU; handle them on a GPU as ``on_invalid_id`` says."""
+        outside = out_of_range(ids, self.slots[feature, column.LIMIT])
+        if raises_at_once(ids):
+            if outside.any():
+                wrong, f = int(ids[outside][0]), int(feature[outside][0])
+                raise IndexError(f"id {wrong} is outside [0, {self.limits[f]}) of table {self.titles[f]}")
+        elif self.on_invalid_id == "raise" or (self.on_invalid_id == "warn" and not self.warned):
+            counts = torch.bincount(feature[outside], minlength=len(self.names)).tolist()  # waits for the GPU
+            if not any(counts):
+                return
             titles = ", ".join(f"table {t}" for t, count in zip(self.titles, counts, strict=True) if count)
             if self.on_invalid_id == "raise":
                 raise IndexError(f"{sum(counts)} ids are out of range in {titles}")
