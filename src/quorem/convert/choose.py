@@ -84,7 +84,7 @@ def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) 
     modules: dict[Any, Module] = {}
     for group in replaceable:
         module = module_of(group.name, group.first, copies=len(group.members))
-        if _is_by_row(counted):
+        if counted.sparse:
             module = replace(module, sparse=True)
         if not counted.lags:  # SparseAdam, which does not train matrices
             module = replace(module, lags=False, row_multiple=module.tables[0].embedding_dim)
@@ -116,15 +116,10 @@ def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -
     return "" if group.collection is None else str(group.collection.reason_against(choice, spec))
 
 
-def _is_by_row(counted: StateBytes) -> bool:
-    """Whether the optimizer updates rows one by one, whatever their gradient: one with a state dtype does."""
-    return counted.state_dtype != "float32"
-
-
 def state_bytes(module: Any, counted: StateBytes) -> int:
     """Bytes of the state that an optimizer keeps for an embedding, torch's or composed."""
     rows, tables = (module.stored, len(module.all_extents)) if isinstance(module, Tables) else (module.weight, 1)
-    state = replace(counted, dtype=rows.dtype, sparse=module.sparse or _is_by_row(counted))
+    state = replace(counted, dtype=rows.dtype, sparse=module.sparse or counted.sparse)
     of_others = sum(state.whole(p.numel(), p.dtype) for p in module.parameters() if p is not rows)
     return len(rows) * state.row(rows.shape[1]) + tables * state.table + state.shared + of_others
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..modules.collection import Table
 from ..modules.lookup import Tables
-from ..paper.schemes import Full
 from ..paper.schemes.frequency import check_frequencies
 
 
@@ -53,10 +52,10 @@ def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list
     if isinstance(model_or_tables, nn.Module):
         holders: dict[int, list[tuple[str, Any]]] = {}  # by parameter, so that tied tables are planned once
         for path, module in model_or_tables.named_modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                holders.setdefault(id(module.weight), []).append((path, module))
-            elif isinstance(module, Tables) and not module.bits and all(map(_is_plain, module.specs)):
-                holders.setdefault(id(module.stored), []).append((path, module))
+            is_full = isinstance(module, Tables) and all(map(module.is_full, range(len(module.specs))))
+            if is_full or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                parameter = module.stored if is_full else module.weight
+                holders.setdefault(id(parameter), []).append((path, module))
         return [module_of(*tied[0], copies=len(tied)) for tied in holders.values()]
     if not isinstance(model_or_tables, Sequence) or not all(isinstance(table, Table) for table in model_or_tables):
         kind = type(model_or_tables).__name__
@@ -76,7 +75,3 @@ def module_of(path: str, module: Any, *, copies: int = 1) -> Module:
         features = tuple(filter(None, module.features_of(t)))
         tables.append(Table(full_name, spec.num_embeddings, spec.embedding_dim, features=features, **options))
     return Module(tuple(tables), module.stored.dtype, module.sparse, copies)
-
-
-def _is_plain(spec: Any) -> bool:
-    return isinstance(spec.scheme, Full) and not spec.is_narrow
