@@ -177,7 +177,7 @@ class RowNumbers(nn.Module):
         """The ids of each feature; raw ids are hashed to ids of their tables, and unknown ids replaced."""
         sizes = [each.values().numel() for each in features]
         ids = torch.cat([each.values().long() for each in features])
-        feature = torch.arange(len(sizes), device=ids.device).repeat_interleave(torch.tensor(sizes, device=ids.device))
+        feature = torch.cat([torch.full((size,), f, device=ids.device) for f, size in enumerate(sizes)])
         if len(self.id_rules):
             listed = []
             for each in self.listed:
