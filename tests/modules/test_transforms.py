@@ -44,6 +44,11 @@ def calls() -> dict[str, tuple[torch.nn.Module, tuple[Tensor, ...]]]:
             found[f"bag-{case}-{mode}"] = (bag(case, mode=mode), (BAG_IDS, OFFSETS))
         found[f"bag-{case}-weighted"] = (bag(case, mode="sum"), (BAG_IDS, OFFSETS, weights))
         found[f"bag-{case}-2d"] = (bag(case), (IDS,))
+    narrow = QR(4, width=4, force=True)
+    found["embedding-narrow"] = (fill_(Embedding(N, D, narrow, padding_idx=7)), (IDS,))
+    found["bag-narrow-mean"] = (fill_(EmbeddingBag(N, D, narrow)), (BAG_IDS, OFFSETS))
+    tables = [Table("a", N, D, narrow), Table("b", N, D, Full())]
+    found["collection-narrow"] = (fill_(EmbeddingCollection(tables)), (torch.arange(20).view(10, 2),))
     found["collection"] = (fill_(EmbeddingCollection(MIXED)), (torch.arange(20).view(5, 4),))
     found["collection-jagged"] = (fill_(EmbeddingCollection(MIXED)), (BAG_IDS, jagged, weights))
     return found

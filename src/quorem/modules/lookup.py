@@ -1,7 +1,6 @@
 """Lookups of single ids and of bags, and the full tables that a module represents."""
 
 import warnings
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -13,7 +12,7 @@ from ..ops.declare import is_eager
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import LIMIT
 from ..ops.lookup import pooling_factor
-from ..ops.pieces import NO_PIECES, Pieces, pieces_of
+from ..ops.pieces import NO_PIECES, Pieces
 from ..ops.projection import project
 from ..ops.rows import IdBatch, accumulator, bag_and_feature, lookup_reads, raise_out_of_range, reads_of, rows_read
 from ..ops.updates import is_traced, uncompiled
@@ -154,13 +153,6 @@ class Tables(StoredTables):
         if batch.offsets is None and is_eager() and not is_traced() and not self.networks():
             return self._lookup(batch, self.pieces)
         return project(self._lookup(batch).flatten(1), self.pieces, self.matrices())
-
-    @cached_property
-    def pieces(self) -> Pieces:
-        """The columns of each feature before and after its rows are projected."""
-        tables = [t for t in self.table_of for _ in range(self.specs[t].num_vectors)]
-        widths, dims = [self.specs[t].width for t in tables], [self.specs[t].embedding_dim for t in tables]
-        return pieces_of(widths, dims, [self.narrow.index(t) if t in self.narrow else -1 for t in tables])
 
     def _path_bag(self, group: PathNetworks, batch: IdBatch) -> Tensor:
         """Pooled vectors of the features of one group, ``[B, slots of the group, W]``; transformed before pooling."""

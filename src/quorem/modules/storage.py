@@ -13,6 +13,7 @@ from ..ops.codes import dequantize
 from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import Extent, Layout, Storage, StoredPool, build
+from ..ops.pieces import Pieces, pieces_of
 from ..ops.updates import Updates
 from ..paper import init
 from ..paper.schemes.frequency import Ranks, are_known, rank
@@ -32,6 +33,7 @@ class StoredTables(nn.Module):
 
     stored: nn.Parameter
     projections: nn.ParameterList | tuple[nn.Parameter, ...]  # the matrix ``[d, D]`` of each narrow table
+    pieces: Pieces  # the columns of each feature before and after its rows are projected
     updates: Updates
 
     slots: Tensor
@@ -86,6 +88,9 @@ class StoredTables(nn.Module):
         networks = [PathNetworks(group, specs, self.table_of, storage.layout, device, dtype) for group in groups]
         self.paths = nn.ModuleList(networks) if networks else ()
         self.narrow = tuple(t for t, spec in enumerate(specs) if spec.is_narrow)  # in the order of ``projections``
+        read = [t for t in self.table_of for _ in range(specs[t].num_vectors)]
+        matrix_of = [self.narrow.index(t) if t in self.narrow else -1 for t in read]
+        self.pieces = pieces_of([specs[t].width for t in read], [specs[t].embedding_dim for t in read], matrix_of)
         shapes = [(specs[t].width, specs[t].embedding_dim) for t in self.narrow]
         matrices = [nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in shapes]
         self.projections = nn.ParameterList(matrices) if matrices else ()

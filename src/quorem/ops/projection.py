@@ -45,7 +45,7 @@ def projected(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> T
 
     Half precision is multiplied as float32, which every ONNX runtime can do.
     """
-    if torch.is_autocast_enabled(composed.device.type):
+    if not composed.is_meta and torch.is_autocast_enabled(composed.device.type):
         with torch.autocast(composed.device.type, enabled=False):
             return projected(composed, pieces, matrices)
     wide = accumulator(composed)
