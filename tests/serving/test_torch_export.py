@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Table, export
 from quorem.models import DLRM
+from quorem.modules.tied import TiedLinear
 from quorem.serving.export import export_named
 
 IDS = torch.tensor([3, 3, 7, 59, 0, 1, 1, 7, 7, 12, 58, 33])
@@ -213,6 +214,15 @@ def test_anyones_model_by_the_exporters_of_torch(kind: str, tmp_path: Path) -> N
         assert_near(run_graph(graph, users[:count], items[:count]), expected)
     unknown = program(torch.tensor([0, 3000, -1]), items[:3])
     assert unknown.isnan().tolist() == [False, True, True]
+
+
+def test_tied_heads_take_batches_of_any_size() -> None:
+    """``mult`` is scored in blocks of ids, whose size depends on the number of queries elsewhere."""
+    embedding = fill_(Embedding(N, D, QR(4)))
+    model, rows = nn.Sequential(embedding, TiedLinear(embedding)), ({0: torch.export.Dim("rows")},)
+    program = torch.export.export(model, (IDS[:4],), dynamic_shapes=rows).module()
+    for ids in (IDS, IDS[:1], IDS.repeat(500)):
+        assert_near(program(ids), model(ids).detach())
 
 
 def test_an_export_takes_its_format_from_the_path(tmp_path: Path) -> None:

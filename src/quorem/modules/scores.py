@@ -43,7 +43,8 @@ def score(module: Tables, queries: Tensor, ids: Tensor | None) -> Tensor:
         if (pad := module.padding[0]) is not None:
             scores = scores.index_fill(1, torch.tensor([pad], device=scores.device), 0)
     else:
-        blocks = [recomputed(block_scores, module, flat, partial, *ids) for ids in id_ranges(module, max(flat.shape))]
+        numbers = flat.shape[1] if torch.compiler.is_compiling() else max(flat.shape)  # a graph is for any B
+        blocks = [recomputed(block_scores, module, flat, partial, *ids) for ids in id_ranges(module, numbers)]
         scores = torch.cat(blocks, 1)
     return scores.to(queries.dtype).view(*queries.shape[:-1], spec.num_embeddings)
 
