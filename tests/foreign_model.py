@@ -9,6 +9,7 @@ import quorem
 from quorem.planner import Plan
 
 KINDS = ("qr", "counts", "quantized")
+SCHEMES = {"qr": quorem.QR(4), "quantized": quorem.QR(4, width=4)}
 
 
 class Recommender(nn.Module):
@@ -39,18 +40,18 @@ def counts() -> dict[str, Tensor]:
 def empty(kind: str, folder: Path) -> nn.Module:
     """The model as a process builds it that has the plan, but neither counts nor data."""
     model = Recommender()
-    quorem.compress_(model, Plan.from_json((folder / "plan.json").read_text()) if kind == "counts" else quorem.QR(4))
+    quorem.compress_(model, SCHEMES.get(kind) or Plan.from_json((folder / "plan.json").read_text()))
     return quorem.quantize_(model) if kind == "quantized" else model
 
 
 def trained(kind: str, folder: Path) -> nn.Module:
     torch.manual_seed(0)
     model = Recommender()
-    plan = quorem.plan(model, 120_000, frequencies=counts(), row_multiple=16)  # no narrow rows
-    assert all(table.ranked for table in plan.tables)
+    plan = quorem.plan(model, 24_000, frequencies=counts())
+    assert all(table.ranked for table in plan.tables), plan
     (folder / "plan.json").write_text(plan.to_json())
-    quorem.compress_(model, plan if kind == "counts" else quorem.QR(4), frequencies=counts())
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), range(3))
+    quorem.compress_(model, SCHEMES.get(kind) or plan, frequencies=counts())
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01), range(3))
     return quorem.quantize_(model) if kind == "quantized" else model
 
 

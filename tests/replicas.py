@@ -3,6 +3,7 @@
 import copy
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -185,8 +186,10 @@ def sharded_tables_are_saved_and_loaded() -> None:
         torch.manual_seed(1)  # of a parameter that is sharded, each process keeps its own part
         source, target = (nn.Sequential(make(), nn.Linear(D, 1)) for _ in range(2))
         twin = copy.deepcopy(source)
+        whole = weakref.ref(source[0].stored if hasattr(source[0], "stored") else source[0][0].stored)
         for model in (source, target):
             shard_(model)
+        assert whole() is None  # nobody keeps the whole table
         state = get_model_state_dict(source, options=StateDictOptions(full_state_dict=True))
         set_model_state_dict(target, state, options=StateDictOptions(full_state_dict=True))
         loaded = get_model_state_dict(target, options=StateDictOptions(full_state_dict=True))

@@ -186,7 +186,7 @@ def test_a_checkpoint_of_lightning_without_the_state_of_the_tables_is_refused(tm
 @pytest.mark.parametrize("kind", ["qr", "counts"])
 def test_an_averaged_model_is_the_mean_of_its_steps(kind: str, tmp_path: Path) -> None:
     model = trained(kind, tmp_path)
-    averaged, optimizer, history = AveragedModel(model), torch.optim.SGD(model.parameters(), lr=0.1), []
+    averaged, optimizer, history = AveragedModel(model), torch.optim.SGD(model.parameters(), lr=0.01), []
     for step in range(4):
         train(model, optimizer, range(step, step + 1))
         averaged.update_parameters(model)

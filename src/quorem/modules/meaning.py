@@ -116,7 +116,8 @@ def ranks_in(tables: "StoredTables", meaning: Tensor, lists: Tensor) -> list[Ran
     ranked = are_ranked(meaning)
     sizes = [list_sizes(spec) if flag else (0, 0) for spec, flag in zip(tables.specs, ranked, strict=True)]
     if lists.dim() != 1 or len(lists) != sum(map(sum, sizes)):
-        raise ValueError(f"ranks ({list(lists.shape)}) must list {sum(map(sum, sizes))} ids")
+        hint = "make the module with frequencies, or 'loaded', if its ids were ranked by them"
+        raise ValueError(f"ranks ({list(lists.shape)}) must list {sum(map(sum, sizes))} ids: {hint}")
     parts = iter(lists.split([size for pair in sizes for size in pair]))
     pairs = [Ranks(next(parts), next(parts)) for _ in sizes]
     ranks: list[Ranks | None] = []

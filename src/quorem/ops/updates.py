@@ -34,7 +34,7 @@ class Updates:
     """
 
     def __init__(self, stored: Tensor | None = None) -> None:
-        self.stored = stored
+        self._stored: Callable[[], Tensor | None] = weakref.ref(stored) if stored is not None else lambda: None
         self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # the modules that share ``stored``
         self.lagging: RowRule | None = None  # the rule under which rows lag behind, if there is one
         self._flushed: int | None = None  # the step of this rule with which all rows are up to date, where known
@@ -44,6 +44,11 @@ class Updates:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Updates, ()
+
+    @property
+    def stored(self) -> Tensor | None:
+        """The parameter; None if ``fully_shard`` has put parts of it in its place, which free its memory."""
+        return self._stored()
 
     def collector_of(self, stored: Tensor) -> "Collector | None":
         """Where the gradients of ``stored`` go, which may be in the place of the parameter; None if to its ``grad``."""
@@ -70,24 +75,25 @@ class Updates:
 
     def watch(self) -> None:
         """Notice reads of ``stored`` while rows may lag behind; call it after ``stored`` was converted."""
-        assert self.stored is not None
+        stored = self.stored
+        assert stored is not None
         with unwatched():
-            if self.lagging is not None and self.lagging.made_for != (self.stored.dtype, self.stored.device):
+            if self.lagging is not None and self.lagging.made_for != (stored.dtype, stored.device):
                 self.lagging = None  # the conversion has read every row
             if self.lagging is not None:
-                self.stored.__class__ = LaggingParameter
-            elif type(self.stored) is LaggingParameter:
-                self.stored.__class__ = nn.Parameter  # type: ignore[assignment]
+                stored.__class__ = LaggingParameter
+            elif type(stored) is LaggingParameter:
+                stored.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def catch_up_(self, batch: IdBatch, stored: Tensor, layout: Layout) -> None:
         """Bring the rows that a batch reads up to date; a tensor that replaces ``stored`` is not changed."""
-        rule = self.lagging
-        assert rule is not None and self.stored is not None
-        if stored is self.stored:
+        rule, own = self.lagging, self.stored
+        assert rule is not None
+        if stored is own:
             # .data: rows that a live graph has read are up to date and do not change, so nothing changes for autograd.
             with _moving:
                 declare.call("catch_up_", batch, stored.data, layout, rule)
-        elif stored.data_ptr() == self.stored.data_ptr():
+        elif own is not None and stored.data_ptr() == own.data_ptr():
             self.flush_()  # a view that functional_call was given
 
     def flush_(self) -> None:
@@ -95,21 +101,20 @@ class Updates:
 
         While torch traces, in plain PyTorch and outside of the graph: builtins are replaced, so Numba cannot compile.
         """
-        rule = self.lagging
-        if rule is None:
+        rule, stored = self.lagging, self.stored
+        if rule is None or stored is None:
             return
         if torch.compiler.is_dynamo_compiling():
             raise RuntimeError(
                 "rows that lag behind must not be read in a whole graph of the compiler: call the optimizer's flush()"
                 " and compile or export a deep copy of the module, or export it with strict=False"
             )
-        assert self.stored is not None
         eager = declare.is_eager()
         catch_up: Any = partial(declare.call, "rows_catch_up_") if eager else replay.rows_catch_up_
         with unwatched(), torch.no_grad(), contextlib.nullcontext() if eager else _outside_graphs(), _moving:
-            step = int(rule.state.step) if self.stored.is_cpu else None  # on a GPU this would wait for it
+            step = int(rule.state.step) if stored.is_cpu else None  # on a GPU this would wait for it
             if step is None or self._flushed != step:
-                catch_up(None, self.stored.data, rule)
+                catch_up(None, stored.data, rule)
                 self._flushed = step
 
 
@@ -127,7 +132,10 @@ def is_traced() -> bool:
 
 def uncompiled(function: Callable[..., Tensor], *args: Any) -> Tensor:
     """Break the compiler's graph, and run ``function`` outside of it; with ``fullgraph=True`` this is an error."""
-    torch._dynamo.graph_break(msg="lookups of tables that are sparse=True or updated by quorem.optim are not compiled")
+    torch._dynamo.graph_break(
+        msg="lookups of tables that are sparse=True or updated by quorem.optim are not compiled: where a whole graph is"
+        " needed, evaluate a deep copy of the module"
+    )
     return _skipped(function, *args)
 
 
