@@ -67,8 +67,10 @@ def test_a_run_has_a_header_and_a_finished_one_says_so(log, tmp_path):
         assert [line[:10].strip() for line in done.output.splitlines()[:4]] == ["data", "model", "tables", "training"]
         assert f"data      {log.path}: 3,429 train, 286 validation and 285 test rows;" in done.output
         assert "times smaller than full float32 tables" in done.output
-        assert " of 4 stay full, because it would not shrink them\n" in done.output
+        assert " of 4 tables stay full, which would not shrink (--force compresses them too)\n" in done.output
         assert done.output.endswith(f"\nNext: {command('report', out)}\n")
+    forced = quorem("train", "--data", log.path, "--out", tmp_path / "forced", "--rows", 64, "--force", *SMALL)
+    assert forced.exit_code == 0 and "stay full" not in forced.output
     finished = f"{out} is finished: nothing is trained again."
     assert finished not in first.output and finished in again.output and "rows/s" not in again.output
 

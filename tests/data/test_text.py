@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
-import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from quorem.data.malformed import Malformed
 from quorem.data.text import BAD_QUOTES, TextLayout, parse
 
 NAMES = ["a", "b", "c"]
-LAYOUT = TextLayout(NAMES, dict.fromkeys(NAMES, pl.String), ",", quoted=True)
+LAYOUT = TextLayout(NAMES, NAMES, ",", quoted=True)
 
 
 def read(text: str) -> tuple[list[tuple[int, list[str]]], list[int]]:
@@ -103,7 +102,7 @@ def test_the_same_rows_are_read_from_a_text_that_comes_in_chunks(text, cuts):
 @pytest.mark.parametrize("separator", [",", "|", "^", "]", "-", "\\", "\t", "."])
 def test_any_separator(separator):
     text = f'1{separator}19" screen{separator}"x{separator}y"\n'.encode()
-    layout = TextLayout(NAMES, dict.fromkeys(NAMES, pl.String), separator, quoted=True)
+    layout = TextLayout(NAMES, NAMES, separator, quoted=True)
     assert parsed([text], layout) == ([(1, ["1", '19" screen', f"x{separator}y"])], [])
 
 

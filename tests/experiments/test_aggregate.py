@@ -153,6 +153,7 @@ def test_the_command_of_a_run_trains_that_run(tmp_path, monkeypatch):
         shuffle=True,
         validate_every=7,
         max_rows=99,
+        hidden=(8, 4),
     )
     trained = []
     monkeypatch.setattr("quorem.cli.training.run", lambda config, *_, **__: trained.append(config))

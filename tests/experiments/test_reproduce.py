@@ -54,6 +54,17 @@ def test_all_figures_from_one_command(whole):
     assert all(f"Figure {number}" in page for number in (4, 5, 6, 7)) and "Table 1" in page
 
 
+def test_the_page_opens_in_a_browser(whole, browser):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    out, _ = whole
+    browser.get((out / "report.html").as_uri())
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+    assert browser.get_log("browser") == []
+    assert len(browser.find_elements("css selector", ".plot svg")) >= 5
+    assert "Figure 6" in browser.find_element("css selector", "main").text.replace("FIGURE", "Figure")
+
+
 def test_runs_are_shared_and_not_trained_again(whole, log):
     out, _ = whole
     runs = {path.name: (path / "result.json").stat().st_mtime_ns for path in (out / "runs").iterdir()}

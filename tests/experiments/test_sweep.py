@@ -13,9 +13,11 @@ import pytest
 from runs_of_training import small_log, small_run
 
 from quorem.experiments import sweep
+from quorem.files.atomic import LockedError
 from quorem.paper.schemes import Full
 from quorem.training import loop
-from quorem.training.run import read_result
+from quorem.training.loop import train
+from quorem.training.run import RunFolder, read_result
 
 PROGRAM = """
 import sys, threading
@@ -102,6 +104,16 @@ def test_a_failure_is_recorded_and_the_others_go_on(log, tmp_path):
     assert not again.has_failed(bad)  # a new sweep tries it again
     work(again)
     assert again.has_failed(bad)
+
+
+def test_missing_data_fails_the_run_alone(log, tmp_path):
+    config = small_run(log)
+    made = sweep.new(tmp_path / "runs", [[config]], tmp_path / "nowhere", "cpu")
+    work(made)
+    assert "nowhere" in json.loads(made.error(config).read_text())["error"]
+    made = made_of(log, tmp_path / "runs", [config])
+    work(made)
+    assert made.is_done(config) and not made.error(config).exists()
 
 
 def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monkeypatch):
@@ -219,12 +231,13 @@ def test_workers_end_with_the_process_that_began_them(log, tmp_path):
     assert 0 < counts[-1] < 500 and counts[-1] == len(results(folder))
 
 
-def test_ctrl_c_in_a_terminal_saves_what_is_being_trained(log, tmp_path):
-    """There it reaches every process of the group at once."""
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_ctrl_c_saves_what_is_being_trained_and_exits(log, tmp_path, send):
+    """In a terminal it reaches every process of the group at once."""
     folder = tmp_path / "runs"
     process = start(log, folder, 1, epochs=5000)
     wait_until(lambda: any(path.stat().st_size for path in folder.glob("runs/*/metrics.jsonl")))
-    os.killpg(process.pid, signal.SIGINT)
+    send(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and err.count("Traceback") == 1 and "KeyboardInterrupt" in err
     assert list(folder.glob("runs/*/checkpoints/step-*.safetensors")) and not results(folder)
@@ -240,3 +253,16 @@ sweep.write = sys.modules["quorem.files.atomic"].write = full
     process = start(log, tmp_path / "runs", 2, before=full)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0 and "quorem: [Errno 28] No space left on device; what is finished is kept" in err
+
+
+def test_a_run_has_one_lock(log, tmp_path):
+    """A sweep leaves alone what ``quorem train`` is training, and the other way round."""
+    config = small_run(log)
+    made = made_of(log, tmp_path, [config])
+    with RunFolder(made.run(config), config), sweep.claimed(made, [config]) as claimed:
+        assert claimed == []
+    is_locked = pytest.raises(LockedError, match="another process is training in this folder")
+    with sweep.claimed(made, [config]) as (folder,), is_locked:
+        train(config, log, folder.path)
+    work(made)
+    assert made.is_done(config)

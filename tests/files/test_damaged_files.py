@@ -118,17 +118,17 @@ def without(name: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
 
 
 def rotated(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["embeddings"]["tables"][0]["rotation"] = 3
+    description["tables"][0]["rotation"] = 3
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *((without(name), f"{name} is missing") for name in ("embeddings", "frozen", "versions", "network")),
-        (without("maps.0"), r"embeddings\.tables\[2\]\.scheme: .*index \('maps\.0'\) must be a list of buckets"),
+        *((without(name), f"{name} is missing") for name in ("tables", "frozen", "versions", "network")),
+        (without("maps.0"), r"tables\[2\]\.scheme: .*index \('maps\.0'\) must be a list of buckets"),
         (without("embeddings.ranks"), r'Missing key\(s\) in state_dict: "embeddings\.ranks"'),
         (without("embeddings.stored"), r'Missing key\(s\) in state_dict: "embeddings\.stored"'),
-        (rotated, r"embeddings.tables.0..rotation is not known: Table has"),
+        (rotated, r"tables.0..rotation is not known: Table has"),
     ],
 )
 def test_what_does_not_fit_though_its_checksums_do(change: Any, message: str, saved: Path, tmp_path: Path) -> None:
@@ -229,5 +229,5 @@ def test_another_version_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(saved_model, "KIND", KIND._replace(version=7))
         save(Embedding(N, D, QR(4)), tmp_path / "table")
-    with pytest.raises(ValueError, match=r"table has format version '7', but this quorem reads 3"):
+    with pytest.raises(ValueError, match=r"table has format version '7', but this quorem reads 4"):
         load(tmp_path / "table")

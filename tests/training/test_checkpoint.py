@@ -1,5 +1,8 @@
 """Checkpoints: whole or absent, checked, and kept in number; ``test_damaged_files`` damages the format everywhere."""
 
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,24 @@ def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
 
 def test_no_checkpoint_is_not_an_error(tmp_path):
     assert checkpoint.latest(tmp_path / "absent") is None
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint():
+    folder = Path(tempfile.mkdtemp())
+    try:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True
+        )
+        if mounted.returncode:
+            pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
+        checkpoint.save(folder, after(1), TENSORS)
+        with pytest.raises(OSError, match=r"disk full: 4,000,\d{3} bytes are needed and .* are free"):
+            checkpoint.save(folder, after(2), {"large": torch.ones(1_000_000)})
+        assert checkpoint.latest(folder).progress.step == 1
+        assert [path.name for path in folder.iterdir()] == ["step-000000000001.safetensors"]
+    finally:
+        subprocess.run(["umount", folder], capture_output=True)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("values", [{}, {"config": "{}", "step": None}, {"config": "{}", "seconds": "long"}])

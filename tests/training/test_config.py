@@ -1,6 +1,7 @@
 """RunConfig: checked on construction, the same through JSON, named by a key that any process finds again."""
 
 import dataclasses
+import hashlib
 import inspect
 
 import pytest
@@ -64,6 +65,17 @@ def test_a_plan_is_named_by_its_schemes():
     for more in ({"scheme": quorem.Hash(4)}, {"threshold": 3}):
         with pytest.raises(ValueError, match=r"must be left at QR\(num_collisions=4\) and 0 where plan says"):
             RunConfig(data="log", plan=plan, **more)
+
+
+def test_the_key_is_the_hash_of_a_text_that_does_not_change():
+    """The name of a run's folder, on any machine and in later versions."""
+    text = (
+        '{"batch_size": 128, "data": "log", "embedding_dim": 16, "epochs": 1, "lr": null, "max_rows": null, '
+        '"network": "dlrm", "optimizer": "adagrad", "precision": "float32", "preset": "text", '
+        '"scheme": {"scheme": "QR"}, "seed": 0, "shuffle": false, "threshold": 0, "validate_every": null}'
+    )
+    assert CONFIG.to_json() == text
+    assert CONFIG.key() == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_learning_rates_are_torchs_defaults():

@@ -12,21 +12,13 @@ from runs_of_training import lines, small_log
 
 from quorem.training.run import read_result
 
-OPTIONS = "--dim 4 --batch-size 101 --validate-every 3 --lr 0.005 --device cpu"
+OPTIONS = "--dim 4 --batch-size 101 --validate-every 3 --lr 0.005 --device cpu --checkpoint-seconds 0"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-QUOREM = """
-from functools import partial
-from quorem.cli import app, training
-training.Options = partial(training.Options, checkpoint_seconds=0)  # so that there is a checkpoint when it is killed
-app()
-"""
 
 
 def start(data: Path, out: Path, *options: str, processes: int = 1) -> subprocess.Popen[str]:
-    program = data.with_name("program.py")
-    program.write_text(QUOREM)
     launcher = TORCHRUN if processes == 2 else ()
-    command = (str(program), "train", "--data", str(data), "--out", str(out))
+    command = ("-m", "quorem", "train", "--data", str(data), "--out", str(out))
     return launch(*launcher, *command, *OPTIONS.split(), *options)
 
 
