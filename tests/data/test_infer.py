@@ -82,9 +82,9 @@ def test_what_spoils_a_column_of_numbers_is_named(tmp_path):
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_the_separator_is_the_one_that_makes_the_label_a_column(tmp_path, separator):
     (tmp_path / "t.csv").write_text(separator.join(["y", "x,z;" if separator == "|" else "x"]) + "\n")
-    assert open_source(tmp_path / "t.csv", label="y").separator == separator
+    assert open_source(tmp_path / "t.csv", column="y").separator == separator
     most_columns = "," if separator == "|" else separator
-    assert open_source(tmp_path / "t.csv", label="nothing").separator == most_columns
+    assert open_source(tmp_path / "t.csv", column="nothing").separator == most_columns
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path):

@@ -12,6 +12,7 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import polars as pl
 import torch
 
+from quorem.data import text as parser
 from quorem.data.columns import Columns
 from quorem.data.config import PrepareConfig
 from quorem.data.infer import choose_columns
@@ -335,3 +336,17 @@ def test_rows_of_a_single_time_are_split_by_their_number(tmp_path):
     options = {"label": "y", "categorical": ["c"], "time": "when", "config": PrepareConfig(days=2)}
     split = prepare_table(tmp_path / "t.parquet", tmp_path / "out", **options).meta.split
     assert split == {"train": (0, 4), "validation": (4, 6), "test": (6, 8)}
+
+
+def test_a_file_is_read_once(tmp_path, monkeypatch):
+    """Also if separator, columns and their kinds are found out from its first rows."""
+    opened, parsed, parse = [], [], parser._parse
+    monkeypatch.setattr(
+        "builtins.open", lambda *args, _open=open, **options: (opened.append(args[0]), _open(*args, **options))[1]
+    )
+    monkeypatch.setattr(
+        parser, "_parse", lambda data, *args, **options: (parsed.append(data), parse(data, *args, **options))[1]
+    )
+    result = prepared(tmp_path, CSV.replace(",", ";"), label="click", dense=[], categorical=[], multi=[])
+    assert result.num_rows == 4
+    assert opened.count(tmp_path / "table.csv") == 1 and len(parsed) == 2  # for the kinds of columns, and for the rows

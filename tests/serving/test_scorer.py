@@ -354,6 +354,9 @@ def test_a_run_knows_the_separators_of_its_file(tmp_path: Path) -> None:
     train(small_run(data, scheme=quorem.QR(4), threshold=20), data, tmp_path / "run")
     predict(quorem.load(tmp_path / "run"), tmp_path / "log.csv", tmp_path / "scores.parquet")
     torch.testing.assert_close(read(tmp_path / "scores.parquet")["probability"].to_torch(), oracle(tmp_path))
+    text.write_csv(tmp_path / "tabs.csv", separator="\t")
+    predict(quorem.load(tmp_path / "run"), tmp_path / "tabs.csv", tmp_path / "tabs.parquet")
+    assert read(tmp_path / "tabs.parquet").equals(read(tmp_path / "scores.parquet"))
 
 
 def test_without_polars_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,14 @@ from ..data.prepared import Prepared
 from ..experiments import planning, words
 from ..experiments.figures import Conditions, Dataset
 from ..files import atomic as files
-from ..modules.collection import EmbeddingCollection
 from ..paper import schemes
 from ..paper.schemes import Scheme
 from ..planner import Plan
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
-from ..training.model import build_model
+from ..training.model import build_model, sizes
 from ..training.processes import is_first, process_group
-from ..training.tables import PAPER_METHODS, scheme_of
+from ..training.tables import PAPER_METHODS, scheme_of, tables_of_run
 from .progress import watching
 from .terminal import command, terminal
 
@@ -116,19 +115,19 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options:
 
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     """What will be trained: one line each for data, model, tables and training."""
-    model, about = build_model(config, prepared, "meta"), Dataset.of(prepared)
-    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
-    size = sum(p.nbytes for p in tables.parameters())
-    full_size = sum(4 * spec.num_embeddings * spec.embedding_dim for spec in tables.specs)  # float32
+    numbers, about = sizes(build_model(config, prepared, "meta")), Dataset.of(prepared)
+    tables = tables_of_run(config, prepared.cardinalities, prepared.names)
+    size = numbers["embedding_bytes"]
+    full_size = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)  # float32
     smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
-    kept_full = sum(spec.fallback is not None for spec in tables.specs)
     why = "which would not shrink (--force compresses them too)"
-    kept = f"; {kept_full} of {len(tables.specs)} tables stay full, {why}" if kept_full else ""
+    kept_full = numbers["tables_kept_full"]
+    kept = f"; {kept_full} of {len(tables)} tables stay full, {why}" if kept_full else ""
     rows = min(config.max_rows or about.rows["train"], about.rows["train"])
     conditions = Conditions(rows, config.epochs, config.batch_size)
     return [
         f"data      {prepared.path}: {words.data(about)}",
-        f"model     {words.network(config.network)}, {sum(p.numel() for p in model.parameters()):,} parameters",
+        f"model     {words.network(config.network)}, {numbers['parameters']:,} parameters",
         f"tables    {words.scheme(json.loads(config.to_json()))}, D = {config.embedding_dim}, {config.row_dtype}:"
         f" {words.size(size)}{smaller}{kept}",
         f"training  {conditions}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"

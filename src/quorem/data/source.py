@@ -100,11 +100,17 @@ class Source:
                 yield ParsedRows(frame, np.arange(start + 1, stop + 1), stop / total)
 
 
-def open_source(path: Path, separator: str | None = None, label: str | None = None, size: int = BLOCK_BYTES) -> Source:
+def open_source(
+    path: Path,
+    separator: str | None = None,
+    column: str | None = None,
+    size: int = BLOCK_BYTES,
+    usual: str | None = None,
+) -> Source:
     """Open a CSV file with a header line (plain or gzip), or a Parquet file (a name that ends in ``.parquet``).
 
-    Without a separator, that of a CSV file is the first of ``, ; tab |`` with which ``label`` is a column, or if none
-    is, the one that makes the most columns. ``size`` bytes of text are parsed at a time.
+    Without a separator, that of a CSV file is the first of ``usual`` and ``, ; tab |`` with which ``column`` is one; if
+    none is, ``usual``, or the one that makes the most columns. ``size`` bytes of text are parsed at a time.
     """
     files.check_is_file(path)
     if path.suffix == ".parquet":
@@ -116,9 +122,10 @@ def open_source(path: Path, separator: str | None = None, label: str | None = No
         raise ValueError(f"{path} is a Parquet file: its name must end in .parquet")
     if separator is None:
         first_line = text.head.partition(b"\n")[0].decode(errors="replace")
-        columns = {each: [name.strip('\r"') for name in first_line.split(each)] for each in SEPARATORS}
-        most = max(SEPARATORS, key=lambda each: len(columns[each]))
-        separator = next((each for each in SEPARATORS if label in columns[each]), most)
+        tried = SEPARATORS if usual is None else (usual, *SEPARATORS)
+        columns = {each: [name.strip('\r"') for name in first_line.split(each)] for each in tried}
+        most = max(tried, key=lambda each: len(columns[each]))
+        separator = next((each for each in tried if column in columns[each]), usual or most)
     check_separator("separator", separator)
     names = text.header(separator)
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):

@@ -9,9 +9,8 @@ from typing import Any
 
 from .. import models
 from ..data.prepared import Prepared
-from ..modules.collection import EmbeddingCollection
 from ..training.config import DEFAULT_LRS, RunConfig
-from ..training.model import build_model
+from ..training.model import build_model, sizes
 from . import sweep
 from .aggregate import aggregate, command_of, figure_of_run, figures_of_runs, without_seed
 from .figures import Axes, Dataset, Figure, Made, Point, Result
@@ -46,18 +45,15 @@ def plan(
 
 def _untrained(point: Point, config: RunConfig, data: Prepared) -> Result:
     """The point of a run before training; its model is built on the meta device, to count its parameters."""
-    model = build_model(config, data, "meta")
-    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    numbers: dict[str, Any] = sizes(build_model(config, data, "meta"))
+    del numbers["tables_kept_full"]
     return Result(
         network=config.network,
         series=point.series,
         x=point.x,
-        parameters=sum(p.numel() for p in model.parameters()),
-        bytes=sum(p.nbytes for p in model.parameters()),
-        embedding_parameters=tables.num_parameters,
-        embedding_bytes=sum(p.nbytes for p in tables.parameters()),
         config=without_seed(config),
         command=command_of(config, str(data.path)),
+        **numbers,
     )
 
 

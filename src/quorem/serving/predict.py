@@ -51,8 +51,8 @@ def predict(
 
     Args:
         scorer: the scorer of a run.
-        file: CSV with a header line (plain or gzip) or Parquet, with the columns and separators of the file that was
-            prepared. For a run on Criteo's file, also a file in that format, with or without labels.
+        file: CSV with a header line (plain or gzip) or Parquet, with the columns of the file that was prepared; fields
+            may have another separator. For a run on Criteo's file, also a file in its format, with or without labels.
         out: file to write, atomically: Parquet if its name ends in ``.parquet``, else CSV. It holds the number and the
             probability of each line (of a Parquet file: row). Numbers start at 1, and the header line counts.
         label: column of labels, as in the data that were prepared, to compute the metrics; None if there is none.
@@ -78,7 +78,8 @@ def predict(
     """
     source, began = Path(file), time.perf_counter()
     check_is_file(source)
-    opened = open_source(source, scorer.encoding.meta.separator, size=BLOCK_BYTES)
+    meta = scorer.encoding.meta
+    opened = open_source(source, None, meta.columns.categorical[0], BLOCK_BYTES, meta.separator)
     if Path(out).exists() and os.path.samefile(source, out):
         raise ValueError(f"out ({out}) must be another file than the one that is scored")
     unit, evaluation = opened.unit, Evaluation()

@@ -17,12 +17,11 @@ import torch
 
 from ..data.prepared import Prepared
 from ..files.provenance import commit, versions
-from ..ops.declare import word_bytes
 from .checkpoint import Progress
 from .config import RunConfig
 from .feed import Feed
 from .metrics import Evaluation, Metrics
-from .model import build_model
+from .model import build_model, sizes
 from .processes import any_of, check_same_step, is_first
 from .run import RunFolder
 from .trial import Trial, capturing
@@ -198,7 +197,7 @@ def _train(
         "rows": step * num_rows // per_epoch,
         **({"best_epoch": progress.best_epoch} if config.epochs > 1 else {}),
         **final,
-        **sizes(trial),
+        **sizes(trial.model),
         "seconds": seconds,
         "rows_per_second": step * num_rows / per_epoch / seconds,
         "device": torch.cuda.get_device_name(feed.device) if feed.device.type == "cuda" else feed.device.type,
@@ -293,22 +292,6 @@ def evaluate(trial: Trial, feed: Feed, split: str) -> Metrics:
     for batch in feed.evaluation(split, EVALUATION_ROWS.get(feed.device.type, 4096)):
         evaluation.update(trial.logits(batch), batch.labels)
     return evaluation.compute()
-
-
-def sizes(trial: Trial) -> dict[str, int]:
-    """Parameters and bytes of the model and its tables; number of tables that their scheme would not shrink."""
-    tables = trial.embeddings
-    parameters = sum(p.numel() for p in trial.model.parameters())
-    if tables.bits:  # ``stored`` holds bytes then
-        parameters += tables.num_parameters - tables.stored.numel()
-    lists = tables.ranks.nbytes + word_bytes(tables.layout)
-    return {
-        "parameters": parameters,
-        "bytes": sum(p.nbytes for p in trial.model.parameters()) + lists,
-        "embedding_parameters": tables.num_parameters,
-        "embedding_bytes": sum(p.nbytes for p in tables.parameters()) + lists,
-        "tables_kept_full": sum(spec.fallback is not None for spec in tables.specs),
-    }
 
 
 @contextmanager

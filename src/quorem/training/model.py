@@ -14,6 +14,7 @@ from .. import models
 from ..data.batches import Batch
 from ..data.prepared import Prepared
 from ..modules.collection import EmbeddingCollection, Table
+from ..ops.declare import word_bytes
 from ..paper.schemes import HotCold
 from ..paper.schemes.frequency import comes_by_frequency
 from .config import RunConfig
@@ -52,6 +53,22 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
             bottom=config.bottom,
             device=device,
         )
+
+
+def sizes(model: nn.Module) -> dict[str, int]:
+    """Parameters and bytes of a model and its tables; number of tables that their scheme would not shrink."""
+    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    parameters = sum(p.numel() for p in model.parameters())
+    if tables.bits:  # ``stored`` holds bytes then
+        parameters += tables.num_parameters - tables.stored.numel()
+    lists = tables.ranks.nbytes + word_bytes(tables.layout)
+    return {
+        "parameters": parameters,
+        "bytes": sum(p.nbytes for p in model.parameters()) + lists,
+        "embedding_parameters": tables.num_parameters,
+        "embedding_bytes": sum(p.nbytes for p in tables.parameters()) + lists,
+        "tables_kept_full": sum(spec.fallback is not None for spec in tables.specs),
+    }
 
 
 def _ranked(table: Table, prepared: Prepared) -> Table:
