@@ -45,7 +45,7 @@ def test_torch_rechub():
     pytest.importorskip("torch_rechub", reason="pip install --no-deps torch-rechub; pip install pandas scikit-learn")
     report, losses = example("rechub_deepfm").main()
     assert report.bytes_after + report.state_bytes <= 4e6 and losses[-1] < losses[0]
-    assert not report.outdated and not any("not free" in line for line in report.references)
+    assert not report.outdated
 
 
 def test_sequential():

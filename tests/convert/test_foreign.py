@@ -33,7 +33,7 @@ def compressed(model: nn.Module, trained: bool) -> nn.Module:
     scheme = quorem.QR(4, operation="add")
     report = quorem.compress_(model, scheme, threshold=100, fit=trained)
     assert report.swapped and report.bytes_after < report.bytes_before / 2
-    assert not report.outdated and not any("not free" in line for line in report.references), report
+    assert not report.outdated, report
     return model
 
 

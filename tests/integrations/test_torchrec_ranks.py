@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
+from torch import nn
 
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
@@ -16,7 +17,8 @@ import torchrec_ranks as ranks
 from torchrec_exchange import pipeline, sent_bytes
 from torchrec_sharding import every_type, odd_batches, optimizers, starts, unpooled
 
-from quorem.integrations.torchrec import EmbeddingBagCollection
+import quorem
+from quorem.integrations.torchrec import EmbeddingBagCollection, constraints
 
 
 def run_two_ranks(folder: Path, *cases: ranks.Case) -> None:
@@ -53,6 +55,11 @@ def test_checkpoints_go_from_two_ranks_to_one_and_back(tmp_path: Path, monkeypat
             checkpoints.load(f"two-{kind}", model, optimizer)
             checkpoints.check_training(model, optimizer, kind, 2, "one rank")
             checkpoints.save(f"one-{kind}", model, optimizer)
+        bags = EmbeddingBagCollection([quorem.Table("user", 100, 8, quorem.QR(4))])
+        sharded = nn.Sequential(ranks.shard(bags, constraints(bags, batch_size=8)))
+        for change in (lambda: quorem.compress_(sharded, quorem.QR(4)), lambda: quorem.decompress_(sharded)):
+            with pytest.raises(ValueError, match=r"model must not be sharded.*compress it before DistributedModel"):
+                change()
     run_two_ranks(loading, checkpoints.load_from_one)
     served = EmbeddingBagCollection(checkpoints.TRAINED)
     state = {"model": served.state_dict()}

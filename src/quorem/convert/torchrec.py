@@ -4,7 +4,7 @@ Imported only if TorchRec is. Tables are named by the path of their ``nn.Embeddi
 others: ``sparse.embedding_bags.user``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,12 +71,11 @@ class TorchRecCollection:
             tables.append(table)
         first = next(iter(groups.values())).first.weight
         options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
-        new: Ours
+        kind: type[Ours] = integration.EmbeddingCollection
         if isinstance(module, POOLED):
+            kind = integration.EmbeddingBagCollection
             options |= {"mode": configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
-            new = integration.EmbeddingBagCollection(tables, **options)
-        else:
-            new = integration.EmbeddingCollection(tables, **options)
+        new = kind(tables, **options)
         if not first.is_meta:
             single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
             _fill_(single, groups, fit)
@@ -121,9 +120,7 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRec
     composed = {id(group) for module, group in by_module.items() if module in inside}
     groups[:] = [group for group in groups if id(group) not in composed]
     collections: dict[int, TorchRecCollection] = {}
-    for path, parent in model.named_modules():
-        if isinstance(parent, ShardedModule):
-            raise ValueError(f"model must not be sharded, but {path} is: compress it before DistributedModelParallel")
+    for path, parent in _unsharded_modules(model, "compress"):
         for key, child in parent.named_children():
             if isinstance(child, POOLED | UNPOOLED) and id(child) not in inside and id(child) not in collections:
                 collections[id(child)] = TorchRecCollection(f"{path}.{key}" if path else key, child, parent)
@@ -136,6 +133,14 @@ def collections_in(model: nn.Module, groups: list[WeightGroup]) -> list[TorchRec
         for group in collection.groups.values():
             group.reason = group.reason or reason
     return list(collections.values())
+
+
+def _unsharded_modules(model: nn.Module, verb: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model by name; raises ValueError if one is sharded."""
+    for path, module in model.named_modules():
+        if isinstance(module, ShardedModule):
+            raise ValueError(f"model must not be sharded, but {path} is: {verb} it before DistributedModelParallel")
+        yield path, module
 
 
 def _reason(collection: TorchRecCollection) -> str:
@@ -194,7 +199,7 @@ def decompress(
     Its tables replace the first parameter, and nothing the others. Returns what was done with each table.
     """
     entries = []
-    for path, module in model.named_modules():
+    for path, module in list(_unsharded_modules(model, "decompress")):
         if not isinstance(module, OURS):
             continue
         first, reason = next(module.parameters()), _not_plain(module)

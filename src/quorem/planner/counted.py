@@ -20,7 +20,7 @@ from .by_count import (
     noise,
 )
 from .footprint import StoredModules
-from .planned import Candidate, PlannedPool
+from .planned import Candidate, Plan, PlannedPool
 
 REST_COST = 2.0  # how much worse one row for all ids of the rest that were not seen rarely is than a pool
 Shares = tuple[float, float, float]  # of a table's traffic: to hot, cold and rest ids
@@ -117,7 +117,10 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
                 traffic=sum(traffics[t][1] * tallies[t].visits for t in members) / (average * len(tallies)),
             )
         )
-    planned = stored.plan(entries, budget, bytes_shared(division), planned_pools, index_bytes(division))
+    layouts, state = bytes_shared(division)
+    options = {**stored.options, "shared_bytes": layouts, "shared_state_bytes": state}
+    options |= {"pools": tuple(planned_pools), "index_bytes": index_bytes(division)}
+    planned = Plan(tables=tuple(entries), budget=budget, **options)
     _, of_cold, of_rest = planned.traffic
     shared = of_cold + REST_COST * max(0.0, of_rest - tables.share_up_to(RARELY if noise(tables) else 0))
     return Candidate(planned, least, gives_rows_to_all(tables, division), shared)

@@ -15,7 +15,7 @@ import numpy as np
 from ..paper.schemes import QR, Full, GeneralizedQR, Scheme
 from ..paper.sizes import balanced_sizes, ceil_div
 from .footprint import StoredModules
-from .planned import Candidate
+from .planned import Candidate, Plan
 
 FEW = 1000  # ids of a small table, which is not worth shrinking
 TIMES_SMALLER = 20  # than the largest table
@@ -72,5 +72,6 @@ def plan_evenly(stored: StoredModules, budget: int) -> Candidate:
         large = scheme.spec(n, 1).partitions[0].size
         why = "fits as it is" if tables == 1 else f"about {n / large:,.0f} ids share a row of each large table"
         entries.append(stored.planned_table(t, scheme, rows, tables, cost=1 - large / n, why=why))
-    shared = stored.shared(np.array([choice.tables for choice in choices]))
-    return Candidate(stored.plan(entries, budget, shared), least)
+    layouts, state = stored.shared(np.array([choice.tables for choice in choices]))
+    options = {**stored.options, "shared_bytes": layouts, "shared_state_bytes": state}
+    return Candidate(Plan(tables=tuple(entries), budget=budget, **options), least)

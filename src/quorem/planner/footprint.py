@@ -25,7 +25,7 @@ from ..optimizer_names import Optimizer, StateDtype
 from ..paper.schemes import Scheme
 from .by_count import Integers
 from .modules import Module
-from .planned import Plan, PlannedPool, PlannedTable
+from .planned import PlannedTable
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ class StoredModules:
         times_narrower: int = 1,
         few: int = 0,
     ) -> None:
-        self.optimizer, self.form = optimizer, form
+        self.options: dict[str, Any] = {"optimizer": optimizer, "state_dtype": form.state_dtype}  # of the plan
+        self.options["bits"] = form.bits or None
         self.stored = []
         for module in modules:
             dtype = module.dtype
@@ -202,26 +203,4 @@ class StoredModules:
             bytes=rows * module.row(width) + list_bytes + matrix,
             state_bytes=rows * self.row_state[t] + stored_tables * module.state.table + matrix_state,
             **more,
-        )
-
-    def plan(
-        self,
-        tables: Sequence[PlannedTable],
-        budget: int,
-        shared: tuple[int, int],
-        pools: Sequence[PlannedPool] = (),
-        index_bytes: int = 0,
-    ) -> Plan:
-        """The plan of these tables, what they share, and the bytes of indices over lists."""
-        layout, state = shared
-        return Plan(
-            tables=tuple(tables),
-            budget=budget,
-            optimizer=self.optimizer,
-            state_dtype=self.form.state_dtype,
-            shared_bytes=layout,
-            index_bytes=index_bytes,
-            shared_state_bytes=state,
-            pools=tuple(pools),
-            bits=self.form.bits or None,
         )

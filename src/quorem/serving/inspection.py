@@ -55,15 +55,9 @@ def _prepared(prepared: Prepared, verify: bool) -> dict[str, Any]:
     features = []
     for name, size in zip(prepared.names, prepared.cardinalities, strict=True):
         counts = prepared.frequencies(name)
-        features.append(
-            {
-                "name": name,
-                "ids": size,
-                "seen_in_training": int((counts > 0).sum()),
-                "largest_share": float(counts.max(initial=0) / max(counts.sum(), 1)),
-                "bag": name in prepared.meta.columns.bags,
-            }
-        )
+        seen, largest = int((counts > 0).sum()), float(counts.max(initial=0) / max(counts.sum(), 1))
+        about = {"name": name, "ids": size, "seen_in_training": seen, "largest_share": largest}
+        features.append({**about, "bag": name in prepared.meta.columns.bags})
     return {
         "kind": "data",
         "path": str(prepared.path),
@@ -100,7 +94,14 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "bits": tables.bits,
         "dtype": dtype_name(tables.dtype),
         "tables": [_table(tables, t) for t in range(len(tables.specs))],
-        "pools": [_pool(tables, name, pool.extents) for name, pool in tables.pools.items()],
+        "pools": [
+            {
+                "name": name,
+                "rows": sum(each.rows for each in pool.extents),
+                "bytes_in_memory": _share(tables, pool.extents),
+            }
+            for name, pool in tables.pools.items()
+        ],
         "network_bytes": network,
         "bytes_on_disk": _size(path),
         "bytes_in_memory": network + sum(t.nbytes for t in [*tables.parameters(), *tables.buffers()]),
@@ -130,11 +131,6 @@ def _table(tables: Tables, t: int) -> dict[str, Any]:
         "raw_ids": tables.raw_ids[t],
         "unknown": tables.unknown[t],
     }
-
-
-def _pool(tables: Tables, name: str, extents: Sequence[Extent]) -> dict[str, Any]:
-    rows = sum(extent.rows for extent in extents)
-    return {"name": name, "rows": rows, "bytes_in_memory": _share(tables, extents)}
 
 
 def _share(tables: Tables, extents: Sequence[Extent]) -> int:
