@@ -85,8 +85,7 @@ class _Pass:
         collector.check(self.version)
         with unwatched():
             if collector.replicas is not None:
-                with torch.no_grad():
-                    reads = [_mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
+                reads = [_mean_of_replicas(*joined(reads, collector.stored), collector.replicas)]
                 # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before
                 # this.
                 _queue_callback(partial(setattr, collector.stored, "grad", None))

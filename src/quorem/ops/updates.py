@@ -179,9 +179,8 @@ def joined(reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.cat(values)
 
 
-@torch.no_grad()
 def update_(reads: Reads, stored: Tensor, rule: RowRule) -> None:
-    """One step on the rows of ``stored`` that were read, each with the sum of all its gradients."""
+    """One step on the rows of ``stored`` that were read, each with the sum of all its gradients; without autograd."""
     read, grad = reads[0] if len(reads) == 1 else joined(reads, stored)
     with _moving:
         if isinstance(read, Lookup):

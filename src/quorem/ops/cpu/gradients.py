@@ -8,8 +8,8 @@ The gradients of a row are always added in the same order: slot by slot, and wit
 the bits do not depend on the number of threads.
 """
 
+from array import array
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -213,10 +213,14 @@ def row_grads(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout) ->
     return torch.cat(rows), torch.cat(values)
 
 
-def _addresses(parts: list[Tensor], width: int) -> Any:
+def _addresses(parts: list[Tensor], width: int) -> "array[int]":
     """``grads`` of ``sum_slots``; each of ``parts`` is the gradient of one or several slots."""
-    slots = [(part, column) for part in parts for column in range(0, part.shape[1], width)]
-    return np.array([(part.data_ptr() + i * part.itemsize, part.stride(0)) for part, i in slots], np.int64)
+    numbers: list[int] = []
+    for part in parts:  # asking each slot for its address would take as long as a small batch
+        first, step, size = part.data_ptr(), part.stride(0), part.itemsize
+        for address in range(first, first + part.shape[1] * size, width * size):
+            numbers += (address, step)
+    return array("q", numbers)
 
 
 def sum_by_row(grad: Gradient, stored: Tensor, inputs: KernelInput, layout: Layout, apply: Apply) -> None:
@@ -231,7 +235,7 @@ def sum_by_row(grad: Gradient, stored: Tensor, inputs: KernelInput, layout: Layo
     threads = threads_for(STEP_COST * inputs.longest * slots * partitions * stored.shape[1])
     units, places = sharing.placement(inputs.longest, stored.shape[1], accumulator(stored).itemsize)
     shares = -(-threads // len(units))  # threads that share the rows of a unit
-    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[parts[0].dtype], grads.ctypes.data)
+    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[parts[0].dtype], grads.buffer_info()[0])
     order, tables = sharing.order.data_ptr(), (sharing.place_of.data_ptr(), places.data_ptr())
 
     def filled(memory: Tensor, work: Work, share: int) -> tuple[int, ...]:
