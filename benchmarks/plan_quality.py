@@ -5,9 +5,9 @@
 
 At a 4th, 16th, 60th, 250th and 1000th of what full tables take: tables hashed alike; the quotient-remainder trick on
 all tables alike, down to the smallest that it can be; full tables with narrow rows; and the plans of ``quorem plan
-DATA`` and ``quorem plan DATA --serving``, by the counts of the training rows. *Training* bytes are rows, lists of ids,
-layouts, matrices of narrow rows and Adagrad's state; *serving* bytes are without state, with rows of 8 or 4 bits after
-training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch
+DATA``, ``quorem plan DATA --search`` and ``quorem plan DATA --serving``, by the counts of the training rows. *Training*
+bytes are rows, lists of ids, layouts, matrices of narrow rows and Adagrad's state; *serving* bytes are without state,
+with rows of 8 or 4 bits after training. Full tables count as their rows (and state) alone. DLRM and DCN, D = 16, batch
 128, one epoch, Adagrad at 0.01. Networks of one seed start alike around all tables, so losses are compared by seed.
 
 Results are written as they come, into OUT.jsonl; runs that it has are not trained again.
@@ -39,7 +39,7 @@ from quorem.training.model import build_model, data_identity
 from quorem.training.trial import Trial
 
 SIZES = (4, 16, 60, 250, 1000)
-SETTINGS = ("full", "plan", "plan, served", "narrow", "hash", "QR")
+SETTINGS = ("full", "plan", "plan, searched", "plan, served", "narrow", "hash", "QR")
 D = 16
 SLACK = 1.01  # what collisions, which are whole numbers, may take more than the plan
 
@@ -75,6 +75,10 @@ def settings(data: Prepared, sizes: list[int], names: list[str]) -> list[dict[st
                 print(f"{times}x is left out: {error}")
             else:
                 add(setting, times, planned.bytes, **planning.options_of(planned))
+        if "plan, searched" in names:
+            chosen = {"optimizer": "adagrad", "row_dtype": "auto", "state_dtype": "auto"}
+            planned = planning.search(data, 2 * full // times, D, say=print, **chosen)
+            add("plan, searched", times, planned.bytes, **planning.options_of(planned))
         if 1 <= D // times < D:
             scheme = Full(width=D // times)
             add("narrow", times, table_bytes([scheme.spec(n, D) for n in data.cardinalities], "adagrad"), scheme=scheme)

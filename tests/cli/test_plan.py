@@ -115,7 +115,7 @@ def test_a_search_trains_plans_with_other_widths(log: Path, tmp_path: Path) -> N
     code, output = invoke("plan", log, "--budget", "26kB", "--dim", 8, "--search", "--out", file)
     assert code == 0, output
     tried = re.findall(r"narrowest rows of (\d) numbers: validation log loss ([\d.]+)", output)
-    assert f"Training {len(tried)} plans on 1,286 rows each" in output
+    assert f"Training {len(tried)} plans on {len(Prepared(log).split('train')):,} rows each" in output
     assert {int(width) for width, _ in tried} == {8, 4, 2}
     best = min(tried, key=lambda pair: float(pair[1]))
     assert min(scheme.width or 8 for scheme in Plan.from_json(file.read_text()).values()) == int(best[0])

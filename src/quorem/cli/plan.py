@@ -24,7 +24,7 @@ def plan(
     ] = False,
     search: Annotated[
         bool,
-        Option("--search", help="Train plans with other widths of rows too, on a part of the data; take the best."),
+        Option("--search", help="Train plans with other widths of rows too, on up to 200,000 rows; take the best."),
     ] = False,
     dim: Annotated[int, Option(min=1, help="Width of a row.")] = 16,
     row_dtype: Annotated[

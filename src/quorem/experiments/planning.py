@@ -19,7 +19,7 @@ from ..training.tables import counted_tables
 
 Auto = Literal["auto"]
 SEARCHED = (1, 2, 4)  # D / d, where rows have d numbers instead of D: the widths of a search
-SEARCH_ROWS = 200_000  # the most rows of a search, which also uses at most half of the training rows
+SEARCH_ROWS = 200_000  # the most rows that each plan of a search is trained on
 
 
 def plan(
@@ -58,7 +58,7 @@ def search(
             other = plan(prepared, budget, embedding_dim, **options, times_narrower=times)
             plans += [other] if other not in plans else []
     feed = Feed(prepared, "cpu")
-    rows = min(SEARCH_ROWS, max(1, len(feed.rows["train"]) // 2))
+    rows = min(SEARCH_ROWS, len(feed.rows["train"]))
     network = "dlrm" if len(prepared.names) > 1 or prepared.dense_names else "dcn"
     about: dict[str, Any] = {"data": data_identity(prepared), "network": network, "max_rows": rows}
     if options["optimizer"] is not None:
