@@ -23,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*tables stay full")
 def test_demo_prints_a_table_and_commands_and_writes_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "SCALE", 0.00002)
     monkeypatch.chdir(tmp_path)
+    demo.make_log(Path("out/log"), seed=0, num_rows=1000)  # of an earlier demo: it is replaced
     done = CliRunner().invoke(
         app, ["demo", "--out", "out", "--rows", "3000", "--device", "cpu"], env={"COLUMNS": "120"}
     )

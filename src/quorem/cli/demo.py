@@ -29,7 +29,8 @@ def demo(
     planned = demo.planned(prepared)
     about = words.data(planned.made.data)
     console.print(f"DLRM, one epoch, D = 16, batch 128, Adagrad; {about}.", soft_wrap=True)
-    (figure,) = train_and_publish([planned], out, device=device, workers=demo.WORKERS if device == "cpu" else None)
+    figures = train_and_publish([planned], out, device=device, workers=demo.WORKERS if device == "cpu" else None)
+    figure = next(figure for figure in figures if figure.axes == planned.axes)
     points = sorted(figure.points, key=lambda point: -point.embedding_bytes)
     full = points[0]
     rows_of_table = [

@@ -27,11 +27,7 @@ AXES = replace(FIGURE4, name="demo", title="Validation loss while training", pap
 def make_log(out: Path, seed: int, num_rows: int) -> Prepared:
     """A click log of Criteo's shape, small enough to train on in seconds, whose best log loss is known."""
     log = ClickLog(cardinalities=scaled_cardinalities(SCALE), seed=seed)
-    if out.exists():  # of an earlier demo
-        made = Prepared(out)
-        if made.num_rows == num_rows and made.meta.config.get("synthetic", {}).get("seed") == seed:
-            return made
-    return synthesize(log, num_rows, out)
+    return synthesize(log, num_rows, out, overwrite=True)
 
 
 def planned(prepared: Prepared) -> Figure:

@@ -16,7 +16,7 @@ from made_up_results import figure, result, sweep
 
 from quorem.experiments.paper_figures import TABLE_1_LOSSES
 from quorem.experiments.report.charts import FIXED, OTHERS, draw, drawing, figure_svgs, styles
-from quorem.experiments.report.lines import panels
+from quorem.experiments.report.lines import coinciding, panels
 from quorem.experiments.report.page import html
 from quorem.experiments.reproduce import publish
 
@@ -122,6 +122,16 @@ def test_curves_show_their_end_first_and_a_text_for_each_step():
     assert len(whole) == 20 and "step 5, loss 0.80000" in whole[0]
     assert "Show all of training" in html([shown]) and "1 of 2 points have nothing to draw" in html([shown])
     assert panels(sweep())["dcn"].end is None and "Show all of training" not in html([sweep()])
+
+
+def test_series_that_coincide_are_told():
+    same = [result(series, x, loss=0.45 + x / 100) for series in ("add", "mult") for x in (1, 2)]
+    near = [result("hash", x, loss=0.45001 + x / 100) for x in (1, 2)]
+    apart = [result("concat", x, loss=0.455 + x / 100) for x in (1, 2)]
+    shown = figure([*near, *same, *apart])
+    assert coinciding(panels(shown)["dcn"].lines) == ["hash ≈ add ≈ mult"]
+    assert "Drawn on top of each other: hash ≈ add ≈ mult (DCN)." in html([shown])
+    assert "on top of each other" not in html([sweep()])
 
 
 def test_marks_of_an_axis_have_units():

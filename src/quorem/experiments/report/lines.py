@@ -63,6 +63,27 @@ def panels(figure: Figure, *, whole: bool = False) -> dict[str, Panel]:
     return {name: Panel(own, x_range, marks, None if whole else end_of(own)) for name, own in lines.items()}
 
 
+def coinciding(lines: Sequence[Line], *, log: bool = False) -> list[str]:
+    """Series that are drawn on top of each other, such as ``"add ≈ mult"``.
+
+    Their distance is at most 0.4% of the height of all lines at every x.
+    """
+    height = math.log if log else float
+    every = [height(y) for line in lines for y in line.y] or [0.0]
+    limit = 0.004 * (max(every) - min(every))
+
+    def coincide(one: Line, other: Line) -> bool:
+        distances = (abs(height(a) - height(b)) for a, b in zip(one.y, other.y, strict=False))
+        return (one.kind, one.x) == (other.kind, other.x) and max(distances) <= limit
+
+    groups: list[list[Line]] = []
+    for line in lines:
+        group = next((group for group in groups if coincide(group[0], line)), None)
+        groups.append([line]) if group is None else group.append(line)
+    names = [dict.fromkeys(line.series for line in group) for group in groups]
+    return [" ≈ ".join(series) for series in names if len(series) > 1]
+
+
 def by_network(points: Iterable[Result]) -> dict[str, list[Result]]:
     """The points of each network: DCN before DLRM as in the paper, then others in the order of the points."""
     groups = grouped(points, lambda point: point.network)

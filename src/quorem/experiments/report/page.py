@@ -17,7 +17,7 @@ from .. import words
 from ..figures import Figure, Made, Result, grouped
 from ..paper_figures import TABLE_1_LOSSES
 from .charts import DARK, TRADEOFF, Style, figure_svgs, styles, variable
-from .lines import by_network, panels
+from .lines import by_network, coinciding, panels
 from .tradeoff import Win, distinct, is_clear, is_full, winners
 
 PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
@@ -179,9 +179,13 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
 
 
 def _notes(figure: Figure) -> list[str]:
-    """What the plot does not show: missing trials or points."""
-    notes = []
-    drawn = {id(p.point) for panel in panels(figure).values() for line in panel.lines for p in line.places}
+    """What the plot does not show: lines on top of each other, and missing trials or points."""
+    notes, shown = [], panels(figure)
+    drawn = {id(p.point) for panel in shown.values() for line in panel.lines for p in line.places}
+    texts = {name: coinciding(panel.lines, log=figure.axes.y_log) for name, panel in shown.items()}
+    for text in dict.fromkeys(text for own in texts.values() for text in own):
+        networks = " and ".join(words.network(name) for name, own in texts.items() if text in own)
+        notes.append(f"Drawn on top of each other: {text} ({networks})")
     missing, failed = sum(p.missing for p in figure.points), sum(p.failed for p in figure.points)
     if missing:
         done = sum(sum(int(o.get("trials", 0)) for o in p.others.values()) or p.trials for p in figure.points)
