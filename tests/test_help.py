@@ -27,7 +27,7 @@ NAMES = {
     quorem.models: ["DCN", "DLRM", "build"],
     quorem.schemes: ["Ranks", "RawCounts"],
     quorem.partitions: [*PARTITIONS.split(), "generalized_quotient_remainder", "balanced_sizes", "coprime_sizes"],
-    quorem.hashing: ["mix", "mixed_ids", "mixed_id", "as_int64"],
+    quorem.hashing: ["mix", "mixed_ids", "as_int64"],
     quorem.Embedding: ["from_pretrained", "fit_", "grow_", "row_numbers", "score"],
     quorem.EmbeddingBag: ["from_pretrained"],
     quorem.Scheme: ["spec"],

@@ -149,9 +149,9 @@ def test_checkpoints_and_copies_know() -> None:
 def test_errors() -> None:
     with pytest.raises(TypeError, match=r"raw_ids \(1\) must be a bool"):
         Embedding(N, D, QR(4), raw_ids=1)
-    with pytest.raises(ValueError, match=r"raw id \(18446744073709551616\) must be in \[-9223372036854775808, "):
+    with pytest.raises(ValueError, match=r"padding_idx \(18446744073709551616\) must be in \[-9223372036854775808, "):
         Embedding(N, D, QR(4), raw_ids=True, padding_idx=2**64)
-    with pytest.raises(TypeError, match=r"raw id \('a'\) must be an int"):
+    with pytest.raises(TypeError, match=r"padding_idx \('a'\) must be an int"):
         Embedding(N, D, QR(4), raw_ids=True, padding_idx="a")
     with pytest.raises(ValueError, match=r"raw_ids \(True\) must be False: score goes over all ids"):
         Embedding(N, D, QR(4), raw_ids=True).score(torch.ones(2, D))

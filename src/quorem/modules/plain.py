@@ -22,7 +22,7 @@ from ..ops import layout as column
 from ..ops.codes import BLOCK_ROWS, FIRST_SCALE, NARROW, code_bytes
 from ..ops.rows import IdBatch, accumulator, places
 from ..paper.hashing import mixed_ids
-from ..paper.renumbering import MIXING_FACTORS
+from ..paper.renumbering import mixing_rounds
 
 if TYPE_CHECKING:
     from .lookup import Tables
@@ -253,7 +253,7 @@ def _cold(group: Group, number: Tensor) -> Tensor:
     """Composed vectors of numbers, the arguments of the partitions (``ops.rows.numbers_of`` and ``buckets_of``)."""
     bits = group.slots[0][column.BITS]
     if bits:
-        number = _mixed(number + group.slot(column.OFFSET), bits)
+        number = mixing_rounds(number + group.slot(column.OFFSET), bits)
     rows = _read(group, [_row(group, k, _bucket(group, group.by_slot(number), k)) for k in group.composed_parts])
     vectors = rows[0]
     for row in rows[1:]:
@@ -320,11 +320,3 @@ def _replacement(group: Group, ids: Tensor, policy: str) -> Any:
     if max(skipped) >= 0:
         number = torch.where(number == group.constant(skipped), (number + 1) % count, number)
     return number + group.slot(column.OWN) if group.has_own else number
-
-
-def _mixed(number: Tensor, bits: int) -> Tensor:
-    """``renumbering.mixed_numbers`` of numbers in ``[0, 2**bits)``; ONNX has no shift of signed integers."""
-    divisor = 2 ** (bits // 2 + 1)
-    for factor in MIXING_FACTORS:
-        number = ((number ^ (number // divisor)) * factor) & (2**bits - 1)
-    return number ^ (number // divisor)

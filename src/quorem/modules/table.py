@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from ..checks import check_choice, check_int
-from ..paper.hashing import mixed_id
+from ..paper.hashing import mixed_ids
 from ..paper.schemes import Full, Scheme, TableSpec, check_scheme
 from ..paper.schemes.frequency import Ranking, RawCounts, check_ranking
 
@@ -76,4 +78,7 @@ class Table:
         n, padding_idx = self.num_embeddings, self.padding_idx
         if padding_idx is None:
             return None
-        return mixed_id(padding_idx, n) if self.raw_ids else check_int("padding_idx", padding_idx, -n, n - 1) % n
+        if not self.raw_ids:
+            return check_int("padding_idx", padding_idx, -n, n - 1) % n
+        raw = check_int("padding_idx", padding_idx, -(2**63), 2**64 - 1)
+        return int(mixed_ids(torch.tensor([raw % 2**64], dtype=torch.uint64, device="cpu"), n))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..paper.renumbering import mixed_numbers
+from ..paper.renumbering import mixing_rounds
 from . import layout as column
 from .codes import dequantize
 from .layout import MULT, NO_RANKS, UNUSED, Layout
@@ -103,7 +103,8 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     place, own = places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
     composed = place >= own
     number = torch.where(composed, place - own, 0)
-    number = mixed_numbers(number + slots[..., column.OFFSET], slots[..., column.BITS])
+    bits = slots[..., column.BITS].long()
+    number = torch.where(bits > 0, mixing_rounds(number + slots[..., column.OFFSET], bits), number)
     return Numbers(valid, composed, torch.where(composed, 0, place), number)
 
 

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import check_int
 from .partitions import int64
 
 Words = NDArray[np.uint64]
@@ -155,33 +154,11 @@ def mixed_ids(ids: Tensor, num_embeddings: int | Tensor) -> Tensor:
     return (mix(ids) & (2**63 - 1)) % num_embeddings
 
 
-def mixed_id(raw_id: int, num_embeddings: int) -> int:
-    """``mixed_ids`` of one id.
-
-    Args:
-        raw_id: any 64-bit integer, signed or unsigned.
-        num_embeddings: size of the id space.
-
-    Raises:
-        TypeError: if ``raw_id`` is not an integer.
-        ValueError: if it has more than 64 bits.
-
-    >>> mixed_id(7, 2**40), mixed_id(2**64 - 7, 2**40) == mixed_id(-7, 2**40)
-    (980748996055, True)
-    """
-    number = check_int("raw id", raw_id, -(2**63), 2**64 - 1)
-    signed = number - 2**64 if number >= 2**63 else number
-    return int(mixed_ids(torch.tensor([signed], device="cpu"), num_embeddings))
-
-
 def as_int64(ids: Tensor) -> Tensor:
     """``ids`` as int64: the bits of uint64 are reinterpreted, narrower integers keep their value.
 
     Args:
-        ids: integers.
-
-    Raises:
-        TypeError: if ``ids`` does not hold integers.
+        ids: integers; others are a TypeError.
 
     >>> as_int64(torch.tensor([2**64 - 1], dtype=torch.uint64))
     tensor([-1])

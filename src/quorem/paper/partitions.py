@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import INT64_MAX, check_int
+from ..checks import check_int
 from .sizes import balanced_sizes as balanced_sizes
 from .sizes import ceil_div
 from .sizes import coprime_sizes as coprime_sizes
@@ -251,36 +251,23 @@ def is_complementary(parts: Sequence[Partition | ExplicitPartition], n: int) -> 
         n: number of ids.
 
     Raises:
-        ValueError: if ``n`` is below 1, or an ``ExplicitPartition`` does not map ``n`` ids.
+        ValueError: if ``n`` is not in ``[1, 2**31]``, or an ``ExplicitPartition`` does not map ``n`` ids.
 
     >>> is_complementary(quotient_remainder(10, 4), 10), is_complementary(hashing(10, 4), 10)
     (True, False)
     """
-    n = check_int("n", n)
+    n = check_int("n", n, 1, 2**31)  # so that n * n fits in int64
     for j, part in enumerate(parts):
         if isinstance(part, ExplicitPartition) and len(part.index) != n:
             raise ValueError(f"parts[{j}] maps {len(part.index)} ids; an ExplicitPartition must map n ({n})")
     if math.prod(part.size for part in parts) < n:
         return False
     ids = torch.arange(n, device="cpu")
-    key, span = torch.zeros_like(ids), 1  # key: the buckets so far as one mixed-radix number in [0, span)
+    key = torch.zeros_like(ids)  # the position of an id's buckets so far among all that occur, so below n
     for part in parts:
-        bucket, size = part(ids), part.size
-        if size > n:
-            bucket, size = _renumbered(bucket)
-        if span * size > INT64_MAX:
-            key, span = _renumbered(key)
-        key, span = key.mul_(size).add_(bucket), span * size
-    if span <= 8 * n:  # marking the keys is faster than sorting them, and takes no more memory
-        return int(torch.zeros(span, dtype=torch.bool, device="cpu").scatter_(0, key, True).sum()) == n
-    key = key.sort().values
-    return not bool((key[1:] == key[:-1]).any())
-
-
-def _renumbered(values: Tensor) -> tuple[Tensor, int]:
-    """Each value's position among the distinct values, rising; and the number of distinct values."""
-    distinct, position = torch.unique(values, return_inverse=True)
-    return position, len(distinct)
+        bucket = part(ids) if part.size <= n else torch.unique(part(ids), return_inverse=True)[1]
+        key = torch.unique(key * n + bucket, return_inverse=True)[1]
+    return int(key.max()) == n - 1
 
 
 def _covering(n: int, sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..checks import check_int
@@ -38,7 +37,7 @@ class Mixing:
         return cls(max(1, (check_int("n", n, 0) - 1).bit_length()))
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return mixed_numbers(int64("ids", ids), torch.tensor(self.bits, device=ids.device))
+        return mixing_rounds(int64("ids", ids) & ((1 << self.bits) - 1), self.bits)
 
     def inverse(self, numbers: Tensor) -> Tensor:
         """The ids that have these numbers; as the shift is more than half the bits, its xor undoes itself.
@@ -59,11 +58,12 @@ class Mixing:
 MIXING_FACTORS = (0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB)  # odd, below 2**62
 
 
-def mixed_numbers(numbers: Tensor, bits: Tensor) -> Tensor:
-    """``Mixing(bits)`` of ``numbers``, where ``bits`` may differ per number; 0 bits leave a number unchanged."""
-    shift, mask = bits // 2 + 1, (torch.ones_like(numbers) << bits) - 1
-    mixed = numbers & mask
+def mixing_rounds(numbers: Tensor, bits: int | Tensor) -> Tensor:
+    """``Mixing(bits)`` of ``numbers`` in ``[0, 2**bits)``; int64 ``bits`` may differ per number.
+
+    It divides since ONNX has no shift of signed integers.
+    """
+    divisor, mask = 2 ** (bits // 2 + 1), 2**bits - 1
     for factor in MIXING_FACTORS:
-        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
-    mixed = mixed ^ (mixed >> shift)
-    return torch.where(bits > 0, mixed, numbers)
+        numbers = ((numbers ^ (numbers // divisor)) * factor) & mask
+    return numbers ^ (numbers // divisor)

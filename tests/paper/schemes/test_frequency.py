@@ -8,7 +8,7 @@ from varied import varied
 
 from quorem import QR, Embedding, EmbeddingCollection, Full, HotCold, Pool, Table, optim
 from quorem.ops import cpu
-from quorem.paper.hashing import mixed_id
+from quorem.paper.hashing import mixed_ids
 from quorem.paper.renumbering import Mixing
 from quorem.paper.schemes import Ranks, RawCounts
 from quorem.paper.schemes.frequency import places, rank
@@ -125,7 +125,7 @@ def test_counts_of_any_dtype(dtype):
     assert Embedding(4, D, scheme, frequencies=counts).ranks_of[0].hot.tolist() == [2, 3]
     often = RawCounts(torch.tensor([5, 6, 7]).repeat(20), torch.tensor([115, 120, 110]).repeat(20).to(dtype))
     module = Embedding(2**20, D, scheme, frequencies=often, raw_ids=True)
-    assert sorted(module.ranks_of[0].hot.tolist()) == sorted(mixed_id(i, 2**20) for i in (5, 6))
+    assert sorted(module.ranks_of[0].hot.tolist()) == sorted(mixed_ids(torch.tensor([5, 6]), 2**20).tolist())
 
 
 def test_mixing_mixes():

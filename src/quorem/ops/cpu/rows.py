@@ -265,7 +265,7 @@ def _place_in_word(word, number, stored):
 def _mix(source, s, n, numbers):
     """Mix the numbers over a pool if the slot has one; -1 stays."""
     bits, offset = slot_item(source, s, column.BITS), slot_item(source, s, column.OFFSET)
-    if bits > 0:  # ``renumbering.mixed_numbers``
+    if bits > 0:  # ``renumbering.mixing_rounds``
         half, mask = np.uint64(bits // 2 + 1), np.uint64((1 << bits) - 1)
         for i in range(n):
             x = np.uint64(max(item(INT64, numbers, i), 0) + offset) & mask

@@ -95,7 +95,7 @@ def bucket_of(i, stride, size, limit):
 
 @triton.jit
 def mixed(x, bits):
-    """``renumbering.mixed_numbers`` of numbers below 2**bits, int32 where bits are below 32."""
+    """``renumbering.mixing_rounds`` of numbers below 2**bits, int32 where bits are below 32."""
     one = tl.full((), 1, x.dtype)
     shift, mask = bits // 2 + 1, (one << bits) - 1
     for n in tl.static_range(3):
