@@ -55,6 +55,8 @@ def test_a_batch_takes_the_hops_of_the_page() -> None:
         for hop in hops(name):
             assert hop[1] in COMPILED or hop in rest, (name, hop, made)
         assert len(hops(name)) == {"forward": 7, "backward": 9}[name]
+        (files,) = re.findall(rf"(\d+) files {name}", DOCUMENT)
+        assert len({file for file, _ in made}) <= int(files), (name, made)
 
 
 @pytest.mark.parametrize("folder", ["", "ops"])

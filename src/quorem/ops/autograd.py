@@ -49,7 +49,7 @@ def lookup(
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
     eager, collector = is_eager(), updates.collector_of(stored)
-    if invalid is not None and (batch.offsets is not None or not eager):  # no kernel counts and pools
+    if invalid is not None and (batch.offsets is not None or not eager):  # kernels that pool do not count
         call("count_invalid_", batch, invalid, layout)
         invalid = None
     counted = {} if invalid is None else {"invalid": invalid}

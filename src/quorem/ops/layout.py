@@ -112,7 +112,7 @@ def num_rows_read(layout: Layout) -> int:
             part = maps[first : first + count]
             fits = fits and bool((part.min() >= 0) & (part.max() < buckets))
     if not fits:
-        raise ValueError("the layout's integers are none of a layout: were they replaced, or never initialized?")
+        raise ValueError("the module's integers describe no layout: were they replaced, or never initialized?")
     return int((base + (size - 1) * pitch + 1)[base != UNUSED].max())
 
 

@@ -106,7 +106,7 @@ def test_a_layout_of_uninitialized_integers_is_refused(name):
     integers = getattr(case.layout, name)
     wrong = torch.full_like(integers, torch.iinfo(integers.dtype).max - 12345)
     layout = case.layout._replace(**{name: wrong})
-    with pytest.raises(ValueError, match="the layout's integers are none of a layout"):
+    with pytest.raises(ValueError, match="the module's integers describe no layout"):
         fused("lookup", IdBatch(case.ids(3)), case.stored, layout, names="")
 
 

@@ -17,7 +17,7 @@ from quorem.ops.gpu import gradients, lookup, replay, rules
 from quorem.ops.gpu.host import reciprocals
 
 pytestmark = pytest.mark.kernels(device="gpu")
-NOT_A_LAYOUT = "the layout's integers are none of a layout"
+NOT_A_LAYOUT = "the module's integers describe no layout"
 
 
 def calls(stored: Tensor, layout: Layout, rule: str = "adagrad"):  # type: ignore[no-untyped-def]

@@ -190,7 +190,7 @@ def run_of(program, sums, runs, T: tl.constexpr):
 
 @triton.jit
 def summed_rows(block, used, pair, sums, W: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The rows of a block of T places of a run, which of them there are, and their sums ``[T, C]``. Claims are
+    """The rows of a block of T places of a run, a mask of those that exist, and their sums ``[T, C]``. Claims are
     released."""
     n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
     some = n < used

@@ -158,8 +158,9 @@ def rank_of(ids, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS: t
 
 @triton.jit
 def number_of(ids, valid, slot, maps, FLAGS: tl.constexpr):
-    """What ``row_of`` takes: of valid ids, their rows among the table's own, or what the partitions divide (int64); and
-    which of them have rows of their own."""
+    """The number of each valid id, as ``row_of`` takes it, and whether the id has a row of its own.
+
+    It is the position of this row among the table's own; of other ids what the partitions divide (int64)."""
     LEVELS: tl.constexpr = FLAGS.levels
     number = tl.where(valid, ids, 0).to(tl.int64)
     place, is_own = number, number < 0
@@ -278,7 +279,7 @@ def elements_of(rows, some, columns, W):
 
 @triton.jit
 def read_ids(batch, n, slot):
-    """The n-th ids that a slot reads, -1 past the last, and which of them there are."""
+    """The n-th ids that a slot reads, -1 past the last, and a mask of those that exist."""
     feature = tl.load(slot + FEATURE)
     if batch.offsets is not None:
         position = tl.load(batch.offsets + feature * batch.size) + n
