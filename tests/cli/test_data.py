@@ -59,7 +59,18 @@ def test_malformed_lines_are_shown(raw, tmp_path):
 
 def test_prepare_table(tmp_path):
     (tmp_path / "t.csv").write_text("y;a;b;c;d\n1;2.5;-1;u;x y\n0;;4;v;z\n")
-    options = ["--label", "y", "--transform", "none", "--separator", ";", "--multi-separator", " "]
+    options = [
+        "--label",
+        "y",
+        "--transform",
+        "log",
+        "--transform",
+        "a=none,b=none",
+        "--separator",
+        ";",
+        "--multi-separator",
+        " ",
+    ]
     columns = ["--dense", "a,b", "--categorical", "c", "--categorical", "d", "--multi", "d"]
     done = quorem("prepare", "table", tmp_path / "t.csv", tmp_path / "out", *options, *columns)
     assert done.exit_code == 0, done.output

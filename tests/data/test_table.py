@@ -70,6 +70,10 @@ def test_csv(end, block_bytes, tmp_path, monkeypatch):
 def test_transforms_of_dense_features(transform, tmp_path):
     config = PrepareConfig(ids="appearance", days=4, transform=transform)
     check_contents(prepared(tmp_path, CSV, config=config), transform)
+    single = PrepareConfig(ids="appearance", days=4, transform="log", transforms={"price": transform})
+    check_contents(prepared(tmp_path, CSV, config=single, overwrite=True), transform)
+    with pytest.raises(ValueError, match=r"transform of price \('cube'\) must be one of 'log', 'signed_log', 'none'"):
+        PrepareConfig(transforms={"price": "cube"})
     with pytest.raises(ValueError, match=r"transform \('cube'\) must be one of 'log', 'signed_log', 'none'"):
         PrepareConfig(transform="cube")
 
@@ -228,6 +232,10 @@ def test_malformed_rows_of_a_parquet(tmp_path):
         ({"multi_separator": ""}, r"multi_separator \(''\) must be one ASCII character"),
         ({"time": "price"}, r"names of columns \('price'\) must be unique"),
         ({"time": "when"}, "has no column when"),
+        (
+            {"config": PrepareConfig(transforms={"user": "log"})},
+            r"transforms \(user\) must be of dense columns \(price",
+        ),
         ({"separator": '"'}, r"separator \('\"'\) must be one ASCII character, and no quote"),
     ],
 )

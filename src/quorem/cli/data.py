@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -76,8 +76,8 @@ def prepare_table(
     separator: Annotated[str | None, Option(help="Of a CSV file; default: that of , ; tab | which fits.")] = None,
     multi_separator: Annotated[str, Option(help="Between the values of a multi-valued field.")] = "|",
     transform: Annotated[
-        Literal["signed_log", "log", "none"], Option(help="Of numbers: sign(x) log(|x| + 1), log(max(x, 0) + 1).")
-    ] = "signed_log",
+        Names, Option(help="signed_log (the default), log or none, for all numbers; or COLUMN=TRANSFORM; repeatable.")
+    ] = None,
     ids: Ids = "frequency",
     vocabulary: Vocabulary = "all",
     days: Days = 7,
@@ -91,7 +91,9 @@ def prepare_table(
     from ..data.prepare import prepare_columns
     from ..data.source import open_source
 
-    config = PrepareConfig(ids=ids, vocabulary=vocabulary, days=days, max_malformed=max_malformed, transform=transform)
+    kinds: dict[str, Any] = {column: kind for column, _, kind in (each.rpartition("=") for each in _names(transform))}
+    options: dict[str, Any] = {"ids": ids, "vocabulary": vocabulary, "days": days, "max_malformed": max_malformed}
+    config = PrepareConfig(transform=kinds.pop("", None), transforms=kinds, **options)
     console = terminal()
     source = open_source(file, separator, label)
     if separator is None and source.separator != ",":

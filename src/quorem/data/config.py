@@ -1,9 +1,10 @@
 """How a click log is prepared."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..checks import check_options
+from ..checks import check_choice, check_options
 from .meta import Transform
 from .shape import MOST_DAYS
 
@@ -22,6 +23,7 @@ class PrepareConfig:
         max_malformed: number of malformed lines that may be left out; with one more, the run stops.
         transform: transform of dense features: ``"log"``, ``log(max(x, 0) + 1)`` as in the paper; ``"signed_log"``,
             ``sign(x) log(|x| + 1)``; or ``"none"``. None means ``"log"`` for Criteo, ``"signed_log"`` for other tables.
+        transforms: other transforms of single columns, by name.
 
     Raises:
         ValueError: if a value is out of range or unknown.
@@ -35,10 +37,13 @@ class PrepareConfig:
     days: int = field(default=7, metadata={"low": 2, "high": MOST_DAYS})
     max_malformed: int = field(default=10, metadata={"low": 0})
     transform: Transform | None = None
+    transforms: Mapping[str, Transform] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the options."""
         check_options(self)
+        for name, kind in self.transforms.items():
+            check_choice(f"transform of {name}", kind, Transform)
 
     @property
     def first_token(self) -> int:

@@ -46,12 +46,14 @@ def prepare_columns(
 ) -> Prepared:
     """``prepare_table`` with columns that ``choose_columns`` chose."""
     report = progress or (lambda stage, done, rows: None)
+    transforms = dict.fromkeys(columns.dense, config.transform or "signed_log") | dict(config.transforms)
+    if strangers := sorted(transforms.keys() - set(columns.dense)):
+        raise ValueError(f"transforms ({', '.join(strangers)}) must be of dense columns ({', '.join(columns.dense)})")
     malformed = Malformed(str(source.path), config.max_malformed, source.unit)
     with new_folder(out, overwrite=overwrite) as folder:
         scratch = folder.partial / "scratch"
         scratch.mkdir()
         parts = [Column(name, scratch) for name in columns.categorical]
-        transforms = dict.fromkeys(columns.dense, config.transform or "signed_log")
         rows = ahead(source.rows(columns, transforms, malformed))
         num_rows, times = _set_aside(folder, columns, parts, rows, transforms, report)
         if num_rows == 0:
