@@ -102,7 +102,7 @@ class Representation(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table = nn.Embedding(300, 8)
+        self.table, self.data = nn.Embedding(300, 8), None
 
     def constrain(self):
         self.table.weight.data = F.normalize(self.table.weight.data)
@@ -113,6 +113,8 @@ def test_a_table_whose_data_is_assigned_stays_and_the_report_says_who():
     reason = "Representation.constrain assigns to data, and a composed weight has none of its own"
     assert compress_(model, QR(4)).left == {"0.table": reason}
     model[0].constrain()
+    del Representation.constrain  # what is left assigns to an attribute of its own
+    assert compress_(model, QR(4)).swapped == ["0.table"]
 
 
 def test_embeddings_out_of_reach_and_results_computed_before_are_reported():

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -147,10 +148,11 @@ def _assigns_data(kind: type) -> str:
         return ""
     for name, value in vars(kind).items():
         code = getattr(value, "__code__", None)
-        if code is None or "data" not in code.co_names:
+        if code is None or not {"weight", "data"} <= set(code.co_names):
             continue
-        if any((each.opname, each.argval) == ("STORE_ATTR", "data") for each in dis.get_instructions(code)):
-            return name
+        for before, after in pairwise(dis.get_instructions(code)):
+            if before.argval == "weight" and (after.opname, after.argval) == ("STORE_ATTR", "data"):
+                return name
     return ""
 
 
