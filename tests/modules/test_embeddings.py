@@ -111,8 +111,8 @@ def test_ids_of_another_type(ids: Tensor, match: str) -> None:
         ),
         (
             lambda: Embedding.from_pretrained(torch.zeros(9, 2, dtype=torch.int64)),
-            ValueError,
-            r"dtype \(torch.int64\) must be one of",
+            TypeError,
+            r"embeddings \(torch.strided, torch.int64\) must be a dense tensor of floating-point numbers",
         ),
     ],
 )  # fmt: skip

@@ -29,10 +29,11 @@ def topk(module: Tables, queries: Tensor, k: int, exclude: Tensor | None) -> tup
         return best.values, best.indices
     with torch.no_grad():
         flat = checked_queries(module, queries, "topk")
-        none = torch.empty(*queries.shape[:-1], 0, dtype=torch.int64, device="cpu")
-        excluded = _excluded(none if exclude is None else exclude, queries, n)
+        if exclude is None:
+            exclude = torch.empty(*queries.shape[:-1], 0, dtype=torch.int64, device="cpu")
+        excluded = _excluded(exclude, queries, n)
         num_excluded = excluded.shape[1]
-        check_int("k", k, 1)
+        check_int("k", k)
         if k > n - num_excluded:
             raise ValueError(f"k ({k}) must be at most {n - num_excluded}: exclude lists {num_excluded} of {n} ids")
         values = queries.new_zeros(*queries.shape[:-1], k)
