@@ -14,11 +14,13 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 MOST_PLANS = 256  # the most plans of one owner; when there are more, all are dropped
 SCRATCH_ALIGNMENT = 512  # bytes; that of CUDA's allocator
 
+power_of_2: Callable[[int], int] = triton.next_power_of_2
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -206,12 +208,3 @@ def scratch(like: Tensor, *size: int, dtype: torch.dtype) -> Tensor:
 def cdiv(a: int, b: int) -> int:
     """``a / b``, rounded up; Triton's own version is meant for kernels, and slow on the host."""
     return -(-a // b)
-
-
-def power_of_2(n: int) -> int:
-    """The smallest power of 2 that is at least ``n``.
-
-    >>> [power_of_2(n) for n in (1, 2, 3, 16, 17)]
-    [1, 2, 4, 16, 32]
-    """
-    return 1 << (n - 1).bit_length()
