@@ -12,10 +12,11 @@ from quorem.ops.state import CATCHES_UP, AdagradState
 pytestmark = pytest.mark.kernels(device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [16, 7])
-def test_every_kind_of_number_is_rounded_by_the_same_bits(width):
+def test_every_kind_of_number_is_rounded_by_the_same_bits(width, dtype):
     """A step of SGD from zero by minus the number itself: large, tiny and subnormal ones, infinite, and no number."""
-    case = Case([(Full(), 4000, None)], width=width, dtype=torch.bfloat16)
+    case = Case([(Full(), 4000, None)], width=width, dtype=dtype)
     case.stored.zero_()
     numbers = torch.randn(4000, width) * 2.0 ** torch.randint(-45, 25, (4000, width))
     numbers[:3, 0] = torch.tensor([torch.inf, -torch.inf, torch.nan])
@@ -24,7 +25,7 @@ def test_every_kind_of_number_is_rounded_by_the_same_bits(width):
     rule.state.step.fill_(2**33 + 5)
     fused("rows_update_", torch.arange(4000), -numbers, case.stored, rule)
     bits = rounding.random_bits(torch.arange(4000), width, rounding.Rounding(seed, torch.tensor(2**33 + 5)))
-    expected = rounding.round_at_random(numbers, bits, torch.bfloat16)
+    expected = rounding.round_at_random(numbers, bits, dtype)
     torch.testing.assert_close(case.stored, expected, rtol=0, atol=0, equal_nan=True)
 
 

@@ -16,7 +16,7 @@ from ..lookup import CodeOptions
 from ..per_tensor import PerTensor
 from ..pieces import Gradient
 from ..rows import IdBatch, accumulator
-from ..state import RowRule, RowWiseAdagradState
+from ..state import RowRule
 from ..words import with_words
 from .codes import CODE_KINDS
 from .rows import BLOCK, fill_bags
@@ -149,16 +149,8 @@ def _rows_as_table(num_rows: int) -> Layout:
 
 
 def fits(stored: Tensor, rule: RowRule) -> bool:
-    """Whether there are kernels for the rule, and they can change ``stored`` and its state in place.
-
-    There are none for float16 that is rounded at random, and for row-wise sums where a row of a table is several rows
-    of ``stored``.
-    """
+    """Whether there are kernels for the rule, and they can change ``stored`` and its state in place."""
     if not rule.entry.fused or stored.dtype not in KINDS or not stored.is_contiguous():
-        return False
-    if stored.dtype == torch.float16 and rule.rounding_seed is not None:
-        return False
-    if isinstance(rule.state, RowWiseAdagradState) and int(rule.state.extents[:, 1].max()) > 1:
         return False
     shape = stored.shape[:1] if rule.entry.by_row else stored.shape
     averages = [getattr(rule.state, name) for name in rule.entry.averages]

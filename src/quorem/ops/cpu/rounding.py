@@ -6,6 +6,7 @@ Sums have a kind as rows have (see ``vector``): here uint8 is ``log8``.
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 from numba.core import types
 
 from ..rounding import LOG8_INFINITY, LOG8_LAST, LOG8_LOWEST, LOG8_MANTISSAS, LOG8_NAN
@@ -20,6 +21,7 @@ _GAP_0, _GAP_1, _GAP_2, _GAP_3 = ((high - low) * 2.0**-24 for low, high in pairw
 _SMALL_GAP = 2.0 ** (LOG8_LOWEST - 24)  # from zero to code 1
 _EXPONENT = 0x7F800000  # its bits in a float32
 _NAN = 0x7FC00000
+_SMALLEST_NORMAL = 0x38800000  # of float16, 2**-14
 
 
 class Rounding(NamedTuple):
@@ -42,12 +44,17 @@ def store_rounded(kind, stored, position, vector, rounding):
     def as_it_is(kind, stored, position, vector, rounding):
         store(kind, stored, position, vector)
 
-    def at_random(kind, stored, position, vector, rounding):
+    def as_bfloat16(kind, stored, position, vector, rounding):
         if rounding.at_random:
             vector = _round_at_random(vector, _random_bits(vector, position, rounding))
         store(kind, stored, position, vector)
 
-    return at_random if kind == types.uint16 else as_it_is
+    def as_float16(kind, stored, position, vector, rounding):
+        if rounding.at_random:
+            vector = _round_to_float16(vector, _random_bits(vector, position, rounding))
+        store(kind, stored, position, vector)
+
+    return {types.uint16: as_bfloat16, types.int16: as_float16}.get(kind, as_it_is)
 
 
 @chosen
@@ -133,3 +140,14 @@ def _round_at_random(value, bits):
     pattern = reinterpreted(value)
     rounded = (pattern + (bits & 0xFFFF)) & 0xFFFF0000
     return reinterpreted(choose((pattern & _EXPONENT) != _EXPONENT, rounded, pattern))
+
+
+@inner
+def _round_to_float16(value, bits):
+    """The same for float16, whose numbers below its smallest normal one are 2**-24 apart."""
+    pattern, noise = reinterpreted(value), bits & 0x1FFF
+    size = pattern & 0x7FFFFFFF
+    whole = converted(reinterpreted(size) * np.float32(2.0**24) + converted(noise) * np.float32(2.0**-13))
+    small = reinterpreted(converted(whole) * np.float32(2.0**-24)) | (pattern & 0x80000000)
+    rounded = choose(size < _SMALLEST_NORMAL, small, (pattern + noise) & 0xFFFFE000)
+    return reinterpreted(choose(size < _EXPONENT, rounded, pattern))

@@ -17,6 +17,7 @@ from .gradients import Apply, sum_by_row
 from .launch import KINDS, fits, kernel_input, rows_as_ids
 from .replay import AdamRows, advance_, catch_up_row, lagging
 from .rounding import Rounding, load_sum, rounding_by, store_rounded, store_sum
+from .sharing import sharing_of
 from .sums import Unit, place_at
 from .vector import (
     INT32,
@@ -32,6 +33,7 @@ from .vector import (
     size_of,
     sqrt,
     store,
+    times,
     total,
     wide,
 )
@@ -105,22 +107,25 @@ def _add_square(zero, j, kind, W, sum_, grad):
     put(wide(kind), sum_, 0, item(wide(kind), sum_, 0) + total(g * g))
 
 
-@_over_rows
-def _rowwise_adagrad(kind, W, r, ahead, grad, square, stored, squares, lr, eps, rounding):
-    float_kind = wide(kind)
-    prefetch(squares + ahead * size_of(float_kind))
-    prefetch(stored + ahead * W * size_of(kind))
-    put(float_kind, square, 0, 0)
-    _add_square(kind, W, square, grad)
-    h = item(float_kind, squares, r) + item(float_kind, square, 0) / W
-    put(float_kind, squares, r, h)
-    _subtract(kind, W, stored, r * W, grad, lr / (math.sqrt(h) + eps), rounding)
-
-
 @kernel
 def rowwise_adagrad(kind, W, unit, stored, squares, lr, eps, rounding):
-    """``rules.rowwise_adagrad``, where a row of a table is one row of ``stored``."""
-    _rowwise_adagrad(kind, W, Unit(*unit), reserve(8), stored, squares, lr, eps, Rounding(*rounding))
+    """``rules.rowwise_adagrad``, where the rows of a table are summed as one (``Sharing.sums_whole_rows``)."""
+    unit, rounding, float_kind, square = Unit(*unit), Rounding(*rounding), wide(kind), reserve(8)
+    for p in range(unit.first, unit.first + unit.num_places):
+        place, size = place_at(unit, p), W * size_of(float_kind)
+        width = times(W, place.units)
+        for u in range(place.count):
+            ahead = item(INT64, place.distinct, min(u + AHEAD, place.count - 1))
+            prefetch(squares + ahead * size_of(float_kind))
+            prefetch(stored + ahead * W * size_of(kind))
+            first, grad = item(INT64, place.distinct, u), place.sums + u * place.units * size
+            put(float_kind, square, 0, 0)
+            _add_square(kind, width, square, grad)
+            for i in range(place.units):
+                r = first + i
+                h = item(float_kind, squares, r) + item(float_kind, square, 0) / width
+                put(float_kind, squares, r, h)
+                _subtract(kind, W, stored, r * W, grad + i * size, lr / (math.sqrt(h) + eps), rounding)
 
 
 @over_columns
@@ -168,7 +173,7 @@ STEPS = {step.__name__: step for step in (sgd, adagrad, rowwise_adagrad, adam)}
 def update_(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout, rule: RowRule) -> None:
     """``ops.rules.update_``."""
     inputs = kernel_input(batch, stored, layout, grad)
-    if inputs is None or not fits(stored, rule):
+    if inputs is None or not fits(stored, rule) or (rule.entry.by_row and not sharing_of(layout).sums_whole_rows):
         return NotImplemented
     sum_by_row(grad, stored, inputs, layout, _step_on(stored, rule))
     if rule.entry.lags:
@@ -180,6 +185,8 @@ def update_(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout, rule
 
 def rows_update_(rows: Tensor, values: Tensor, stored: Tensor, rule: RowRule) -> None:
     """``ops.rules.rows_update_``."""
+    if rule.entry.by_row and int(rule.state.extents[:, 1].max()) > 1:  # a row of a table is several of ``stored``
+        return NotImplemented
     values = values.reshape(-1, 1, stored.shape[1]).to(accumulator(stored))
     batch, layout = rows_as_ids(rows, stored)
     return update_(values, batch, stored, layout, rule)

@@ -58,6 +58,9 @@ class Sharing:
                 self.place_of[tuple(zip(*readers, strict=True))] = number
             self._places.append([(*key[1:], len(readers)) for key, readers in places.items()])
             first += len(places)
+        both = zip(self._units, self._places, strict=True)
+        # Whether a row of a table, which may be several rows of ``stored``, is summed as one.
+        self.sums_whole_rows = all(pitch == units for units, places in both for _, _, pitch, _ in places)
 
     def placement(self, num_ids: int, width: int, float_bytes: int) -> tuple[list[Work], Tensor]:
         """Units of work of at most ``num_ids`` of each slot, and where places lie, int64 ``[P, PLACE_COLUMNS]``."""
