@@ -156,6 +156,19 @@ def lookups_cpu() -> str:
     return markdown(("ratio of times", *head), *lines)
 
 
+def optimizers() -> str:
+    """Loss, bytes an id and time of a step of optimizers and widths."""
+    result = results("optimizers")
+    found = {(row["network"], row["tables"], row["optimizer"]): row for row in result["rows"]}
+    rows = []
+    for tables, optimizer in dict.fromkeys((row["tables"], row["optimizer"]) for row in result["rows"]):
+        dlrm, dcn = (found[network, tables, optimizer] for network in ("dlrm", "dcn"))
+        costs = (f"{dlrm['bytes']:.0f}", f"{dlrm['step_us']}")
+        rows.append((tables, optimizer, percent(dlrm), percent(dcn), *costs))
+    head = ("tables", "optimizer", "DLRM, %", "DCN, %", "bytes an id", "us a step")
+    return machine(result) + markdown(head, *rows)
+
+
 def first_minutes() -> str:
     """Seconds of each step of a newcomer."""
     result = results("first_minutes")
@@ -256,6 +269,7 @@ DOCUMENTS: dict[str, tuple[Callable[[], str], ...]] = {  # the tables of each
     "docs/choosing.md": (plan_quality, movielens),
     "docs/compress.md": (foreign_models,),
     "docs/kernels.md": (lookups_cpu,),
+    "docs/optimizers.md": (optimizers,),
     "docs/torchrec.md": (torchrec_step,),
 }
 PRINTED = re.compile(r"(<!-- (quorem bench (?:(?!-->).)*)\s-->\n).*?(<!-- end -->\n)", re.DOTALL)
