@@ -262,6 +262,16 @@ def test_a_plan_leaves_narrow_tables_alone() -> None:
     assert [table.name for table in planned.tables] == ["wide"]
 
 
+def test_gradients_of_gradients_beside_a_table_that_is_not_narrow() -> None:
+    module = fill_(EmbeddingCollection([Table("a", N, D, QR(4, width=NARROW)), Table("b", N, D, QR(3))]).double())
+    ids, dense, parameters = torch.tensor([[1, 2], [5, 9]]), module.to_dense(), list(module.parameters())
+    found = []
+    for vectors in (module(ids), torch.stack([dense["a"][ids[:, 0]], dense["b"][ids[:, 1]]], 1)):
+        first = torch.autograd.grad(vectors.pow(3).sum(), parameters, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.pow(2).sum() for g in first), parameters))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("tables", [1, 2])
 def test_no_bags_forward_mode_and_autocast(tables: int) -> None:
     """Narrow rows do what rows of D numbers do there."""

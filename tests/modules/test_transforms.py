@@ -220,7 +220,7 @@ def test_forward_mode() -> None:
 @pytest.mark.parametrize(
     "case", ["qr-mult", "generalized3-concat", "generalized3-mult", "chinese2-add", "path-sigmoid"]
 )
-def test_gradients_against_differences(case: str) -> None:
+def test_gradients_and_their_gradients_against_differences(case: str) -> None:
     module = fill_(Embedding(N, D, CASES[case], padding_idx=7, dtype=torch.float64))
     names, values = zip(*module.named_parameters(), strict=True)
     chosen = [0, 1] if len(values) > 1 else [0]
@@ -231,13 +231,12 @@ def test_gradients_against_differences(case: str) -> None:
         return functional_call(module, dict(zip([names[j] for j in chosen], parameters, strict=True)), (ids,))
 
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
-def test_gradients_of_gradients_are_those_of_torch_func() -> None:
-    """The gradient of a gradient's norm, as a gradient penalty takes it."""
+def test_gradients_of_gradients() -> None:
+    """The gradient of a gradient's norm, as a gradient penalty takes it, by autograd and by ``torch.func``."""
     module = embedding("generalized3-mult", dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="create_graph must be False: a lookup has no second derivative outside of"):
-        torch.autograd.grad(module(IDS).pow(3).sum(), module.stored, create_graph=True)
     twin = twin_of(module)
     (first,) = torch.autograd.grad(twin.to_dense()[IDS].pow(3).sum(), twin.stored, create_graph=True)
     first.pow(2).sum().backward()
@@ -246,6 +245,23 @@ def test_gradients_of_gradients_are_those_of_torch_func() -> None:
         return grad(lambda w: functional_call(module, {"stored": w}, (IDS,)).pow(3).sum())(stored).pow(2).sum()
 
     torch.testing.assert_close(grad(penalty)(module.stored.detach()), twin.stored.grad)
+    (first,) = torch.autograd.grad(module(IDS).pow(3).sum(), module.stored, create_graph=True)
+    first.pow(2).sum().backward()
+    assert_same_gradients(module, twin)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("case", ["qr-mult", "generalized3-concat", "path-sigmoid"])
+def test_bag_gradients_and_their_gradients_against_differences(case: str, mode: str) -> None:
+    module = bag(case, mode=mode, dtype=torch.float64)
+    weight = module.stored.detach().requires_grad_()
+    sample = torch.linspace(-1, 1, len(BAG_IDS), dtype=torch.float64).requires_grad_()
+
+    def function(weight: Tensor, sample: Tensor) -> Tensor:
+        return functional_call(module, {"stored": weight}, (BAG_IDS, OFFSETS, sample))
+
+    assert torch.autograd.gradcheck(function, (weight, sample), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (weight, sample), fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])

@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from . import projection
 from .codes import dequantize
 from .declare import call, is_eager
-from .in_backward import refuse_create_graph
 from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
-from .pieces import Pieces, SplitGradient
+from .lookup import lookup as plain_lookup
+from .pieces import Gradient, Pieces, SplitGradient, whole
 from .rows import IdBatch
 from .updates import Lookup, Updates, uncompiled
 
@@ -127,12 +127,14 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_create_graph("a lookup has no second derivative outside of torch.func")
         grad = SplitGradient(*grads, ctx.pieces) if len(grads) == 2 else grads[0]
         ids, offsets, sample_weights, stored, *layout = ctx.saved_tensors
         inputs = (grad, IdBatch(ids, offsets, sample_weights, ctx.mean), stored, Layout(*layout))
         to_weights = to_stored = None
         with unwatched():
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+                to_weights, to_stored = _differentiable_gradients(*inputs)
+                return None, None, to_weights, None, to_stored, *[None] * (len(Layout._fields) + 5)
             if ctx.needs_input_grad[2]:
                 to_weights = call("sample_weights_backward", *inputs).to(sample_weights.dtype)
             if ctx.needs_input_grad[4] and ctx.sparse:
@@ -142,3 +144,15 @@ class _Lookup(torch.autograd.Function):
             elif ctx.needs_input_grad[4]:
                 to_stored = call("backward", *inputs)
         return None, None, to_weights, None, to_stored, *[None] * (len(Layout._fields) + 5)
+
+
+def _differentiable_gradients(
+    grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of sample weights and of ``stored`` by torch's own operators, for a gradient of these gradients."""
+    weights = batch.sample_weights
+    inputs = [tensor for tensor in (weights, stored) if tensor is not None and tensor.requires_grad]
+    vectors = plain_lookup(batch, stored, layout)
+    found = iter(torch.autograd.grad(vectors, inputs, whole(grad, stored.shape[1]), create_graph=True))
+    to_weights = next(found) if weights is not None and weights.requires_grad else None
+    return to_weights, next(found, None)

@@ -1,6 +1,7 @@
 """Vectors of narrow rows: composed rows of d numbers times the matrix ``[d, D]`` of their table (see ``pieces``)."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -66,8 +67,10 @@ def project_backward(
     grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The gradients of ``composed`` and of each matrix, in plain PyTorch."""
-    back = Pieces(Piece(p.column, p.dim, p.start, p.width, p.matrix) for p in pieces)
-    of_composed = project(grad, back, [matrix.T for matrix in matrices])
+    of_pieces = torch.cat([grad.narrow(1, piece.column, piece.dim) for piece in pieces], 1)
+    columns = accumulate((piece.dim for piece in pieces), initial=0)
+    back = Pieces(Piece(c, p.dim, p.start, p.width, p.matrix) for c, p in zip(columns, pieces, strict=False))
+    of_composed = project(of_pieces, back, [matrix.T for matrix in matrices])
     of_matrices: list[Tensor | None] = [None] * len(matrices)
     for start, width, column, dim, matrix in pieces:
         if matrix >= 0:
