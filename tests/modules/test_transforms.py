@@ -74,6 +74,27 @@ def test_compile(name: str) -> None:
     check_same(module, torch.compile(module, fullgraph=True, backend="aot_eager"), arguments)
 
 
+class Tied(torch.nn.Module):
+    """A head that reads the composed table."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.items = fill_(Embedding(N, D, QR(4), sparse=sparse))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.nn.functional.linear(self.items(ids), self.items.weight)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_compiled_models_read_composed_weights(sparse: bool) -> None:
+    """The compiler's graph breaks at lookups with sparse gradients; it is then given the weight."""
+    model = Tied(sparse)
+    expected, out = model(IDS), torch.compile(model, fullgraph=not sparse, backend="aot_eager")(IDS)
+    torch.testing.assert_close(out, expected)
+    grads = [torch.autograd.grad(each.square().sum(), model.items.stored)[0].to_dense() for each in (out, expected)]
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("name", ["embedding-qr-mult", "embedding-path-mlp"])
 def test_compile_with_inductor(name: str) -> None:
     module, arguments = calls()[name]

@@ -12,6 +12,8 @@ _HARMLESS = {"requires_grad_"}  # names that end with an underscore but write no
 class ComposedWeight(Tensor):
     """The table ``[n, D]``, composed when ``weight`` is read. A write into it or a view of it would be lost: it raises.
 
+    Not in compiled code, where ``weight`` is a plain tensor.
+
     >>> from quorem import QR, Embedding
     >>> table = Embedding(1000, 16, QR(num_collisions=4))
     >>> (torch.ones(16) @ table.weight.T).shape
@@ -22,6 +24,7 @@ class ComposedWeight(Tensor):
     """
 
     @classmethod
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # a graph of the compiler breaks where it is given one
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -44,6 +47,11 @@ class ComposedWeight(Tensor):
         if isinstance(result, Tensor) and source is not None and _is_view(result, source):
             return result.as_subclass(ComposedWeight)
         return result
+
+
+def composed_weight(vectors: Tensor) -> Tensor:
+    """``vectors`` as a ``ComposedWeight``; as they are while a compiler traces, whose graphs take no such class."""
+    return vectors if torch.compiler.is_compiling() else vectors.as_subclass(ComposedWeight)
 
 
 def _is_view(result: Tensor, source: Tensor) -> bool:

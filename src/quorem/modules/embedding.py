@@ -11,7 +11,7 @@ from ..ops.rows import IdBatch
 from ..paper.schemes import Full, Scheme
 from ..paper.schemes.frequency import Ranking
 from . import scores, topk
-from .composed_weight import ComposedWeight
+from .composed_weight import composed_weight
 from .growth import grow_
 from .lookup import Tables
 from .table import Table, UnknownIds
@@ -101,10 +101,10 @@ class Embedding(Tables):
         if self.is_full():
             return self.live_stored
         if self.raw_ids[0]:  # a lookup would hash the ids of the table again
-            return self.dense().as_subclass(ComposedWeight)
+            return composed_weight(self.dense())
         ids = torch.arange(self.num_embeddings, device=self.live_stored.device)
         vectors = self._vectors(IdBatch(ids[:, None])).view(self.num_embeddings, *self.vector_shape)
-        return vectors.as_subclass(ComposedWeight)
+        return composed_weight(vectors)
 
     @weight.setter
     def weight(self, value: Tensor | None) -> None:
