@@ -1,4 +1,4 @@
-"""``help`` of a public name shows every argument, inherited ones too, and an example."""
+"""``help`` of a public name shows every argument, or names the class that has the same ones; and an example."""
 
 import inspect
 import re
@@ -42,6 +42,8 @@ PUBLIC |= {owner.__name__: owner for owner in (Axes, Point)}
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_argument_is_explained(name: str) -> None:
     text = inspect.getdoc(PUBLIC[name])
+    if same := re.search(r"arguments\s+are\s+those\s+of\s+``(\w+)``", text):
+        text += inspect.getdoc(getattr(inspect.getmodule(PUBLIC[name]), same[1]))
     arguments = [a for a in inspect.signature(PUBLIC[name]).parameters if a not in ("_", "self")]
     assert [a for a in arguments if not re.search(rf"^    {a}: \S", text, re.M)] == []
     assert ">>> " in text

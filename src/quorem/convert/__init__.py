@@ -57,7 +57,8 @@ def compress_(
     Args:
         model: the model; works on the meta device too.
         scheme_or_plan: one scheme for all tables, or a mapping of module name to scheme, such as a ``quorem.plan``.
-        scheme, plan: other names for ``scheme_or_plan``.
+        scheme: another name for ``scheme_or_plan``.
+        plan: another name for ``scheme_or_plan``.
         budget: instead of a scheme or plan, bytes that all tables and their optimizer state may take, as a number or
             a string such as "2GB"; tables that cannot be replaced count too.
         threshold: tables of at most this many ids stay as they are.

@@ -27,6 +27,13 @@ def write_raw(
     The token of an id is "c" and its digits. A file whose name ends in ``.gz`` is compressed. One whose name ends in
     ``.csv`` or ``.csv.gz`` has commas instead of tabs, and a header line (``click,I1,...``).
 
+    Args:
+        log: the hidden model.
+        num_rows: number of rows.
+        path: file to write.
+        overwrite: replace an existing file.
+        progress: called with the stage, the fraction of it that is done, and the rows so far.
+
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "log.csv"
     >>> write_raw(ClickLog(cardinalities=(10, 10), num_dense=1), 3, path)

@@ -17,23 +17,11 @@ class EmbeddingBag(Embedding):
     """Pooled vectors of bags of ids: a drop-in for ``nn.EmbeddingBag``.
 
     Args:
-        num_embeddings: number of ids, n.
-        embedding_dim: width of an output vector, D.
-        scheme: how the table is stored; None for the full table.
         mode: ``"sum"``, ``"mean"`` or ``"max"``, taken over the composed vectors.
         include_last_offset: whether ``offsets`` ends with the number of ids.
         padding_idx: an id that is neither pooled nor counted by the mean.
-        max_norm: must be None, as in ``Embedding``.
-        norm_type: has no effect.
-        scale_grad_by_freq: must be False, as in ``Embedding``.
-        sparse: give ``stored`` a sparse gradient.
-        on_invalid_id: what an id outside the table does on a GPU, as in ``Embedding``; it is left out of its bag.
-        frequencies: what a ``HotCold`` scheme ranks ids by, as in ``Embedding``.
-        raw_ids: accept any 64-bit id, as in ``Embedding``.
-        unknown: how an id outside ``[0, n)`` is treated, as in ``Embedding``.
-        init_std: standard deviation of the initial vectors; if None, ``1 / sqrt(3 n)``.
-        device: where the tables are.
-        dtype: float32, float64, bfloat16 or float16.
+
+    The other arguments are those of ``Embedding``; an id outside the table is left out of its bag on a GPU.
 
     >>> from quorem import QR
     >>> bags = EmbeddingBag(1000, 16, QR(num_collisions=4), mode="sum")

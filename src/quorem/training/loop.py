@@ -46,13 +46,18 @@ class Status:
 class Options:
     """What a run does besides training; none of it changes the result.
 
+    Args:
+        checkpoint_seconds: least time between two checkpoints; saving takes at most a tenth of the time.
+        report: called a few times per second with the status of the run.
+        keep_model: write the trained model at the end.
+
     >>> Options(checkpoint_seconds=600).keep_model
     True
     """
 
-    checkpoint_seconds: float = 60.0  # least time between two checkpoints; saving takes at most a tenth of the time
-    report: Callable[[Status], None] | None = None  # called a few times per second
-    keep_model: bool = True  # write the trained model at the end
+    checkpoint_seconds: float = 60.0
+    report: Callable[[Status], None] | None = None
+    keep_model: bool = True
 
 
 class Clock:
