@@ -5,12 +5,11 @@ from numba.core import types
 
 from ..codes import BLOCK_ROWS, FIRST_SCALE
 from .compiled import inner
-from .vector import UINT8, chosen, converted, item, lanes, load, load_bytes, reinterpreted, splat
+from .vector import INT32, UINT8, choose, chosen, converted, item, lanes, load, load_bytes, reinterpreted, splat
 
 # Kinds of rows (see ``vector``), by the bits of a code and whether rows are narrow.
 CODE_KINDS = {(8, False): np.uint32(0), (4, False): np.int8(0), (8, True): np.uint64(0), (4, True): np.int64(0)}
 _BITS = {types.uint32: (8, False), types.int8: (4, False), types.uint64: (8, True), types.int64: (4, True)}
-_HALF = np.int16(0)
 
 
 @inner
@@ -37,12 +36,14 @@ def load_row(kind, zero, stored, row_size, row, column):
         return load(kind, zero, stored + row * row_size, column)
 
     def wide(kind, zero, stored, row_size, row, column):
-        end = stored + (row + 1) * row_size
         code = codes(zero, stored + row * row_size, column)
-        # float16 by integers: a load of one fills a part of a register, and then waits for the rest of it.
-        bits = np.int64(item(_HALF, end - 4, 0)) << 13
-        scale = reinterpreted(splat(code, bits)) * np.float32(2.0**112)
-        return converted(code - item(_HALF, end - 2, 0)) * scale
+        both = splat(code, item(INT32, stored + (row + 1) * row_size - 4, 0))  # the scale, then the zero point
+        # float16 by integers: a load of one fills a part of a register, and then waits for the rest of it. Where it is
+        # below its smallest normal number it is a difference: a product of such numbers takes a processor long.
+        half = both & 0xFFFF
+        normal = (half << 13) + (112 << 23)
+        scale = choose(half < 0x400, reinterpreted(normal + (1 << 23)) - 2.0**-14, reinterpreted(normal))
+        return converted(code - (both >> 16)) * scale
 
     def narrow(kind, zero, stored, row_size, row, column):
         block = row // BLOCK_ROWS
