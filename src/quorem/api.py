@@ -17,37 +17,10 @@ from .planner import Plan, plan
 from .serving.export import export
 from .serving.loading import load
 
-__all__ = [  # without Path, which would hide pathlib's under ``import *``
-    "Embedding",
-    "EmbeddingBag",
-    "EmbeddingCollection",
-    "Table",
-    "Full",
-    "Hash",
-    "QR",
-    "GeneralizedQR",
-    "ChineseRemainder",
-    "Custom",
-    "HotCold",
-    "Pool",
-    "Scheme",
-    "TableSpec",
-    "compress_",
-    "decompress_",
-    "plan",
-    "Plan",
-    "quantize_",
-    "cross_entropy",
-    "order_by_cooccurrence",
-    "hash_strings",
-    "save",
-    "load",
-    "export",
-    "partitions",
-    "operations",
-    "hashing",
-    "schemes",
-    "init",
-    "optim",
-    "models",
-]
+# By topic, and without Path, which would hide pathlib's under ``import *``.
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingCollection", "Table"]
+__all__ += ["Full", "Hash", "QR", "GeneralizedQR", "ChineseRemainder", "Custom", "HotCold", "Pool"]
+__all__ += ["Scheme", "TableSpec"]
+__all__ += ["compress_", "decompress_", "plan", "Plan", "quantize_"]
+__all__ += ["cross_entropy", "order_by_cooccurrence", "hash_strings", "save", "load", "export"]
+__all__ += ["partitions", "operations", "hashing", "schemes", "init", "optim", "models"]

@@ -31,7 +31,7 @@ def export(
 ) -> None:
     """Write a model for a runtime that needs neither quorem nor Python."""
     from ..files.saved_model import load, save
-    from ..models.network import Network
+    from ..models.networks import Network
     from ..serving.export import SUFFIXES, export_named
     from ..serving.scorer import Scorer, write_row_rules
     from ..training.run import MODEL

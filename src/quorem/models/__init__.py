@@ -3,9 +3,7 @@
 Shapes: B batch, F' vectors that the embeddings give, D their width.
 """
 
-from .custom import pinned
-from .dcn import DCN
-from .dlrm import DLRM
-from .presets import NETWORKS, PRESETS, build, check_network
+from .networks import DCN, DLRM
+from .presets import NETWORKS, PRESETS, build, check_network, pinned
 
 __all__ = ["DCN", "DLRM", "NETWORKS", "PRESETS", "build", "check_network", "pinned"]

@@ -18,6 +18,7 @@ class Mixing:
     Raises:
         ValueError: if ``bits`` is not in ``[1, 62]``.
 
+    >>> import torch
     >>> sorted(Mixing(4)(torch.arange(16)).tolist()) == list(range(16))
     True
     """
@@ -42,6 +43,7 @@ class Mixing:
     def inverse(self, numbers: Tensor) -> Tensor:
         """The ids that have these numbers; as the shift is more than half the bits, its xor undoes itself.
 
+        >>> import torch
         >>> mixing = Mixing(4)
         >>> mixing.inverse(mixing(torch.arange(16))).tolist() == list(range(16))
         True

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..checks import check_choice
 from ..files.atomic import replacing
-from ..models.network import Network
+from ..models.networks import Network
 from ..modules.bag import EmbeddingBag
 from ..modules.collection import EmbeddingCollection
 from ..modules.lookup import Tables

@@ -24,7 +24,7 @@ from ..data.prepared import Prepared
 from ..files import atomic as files
 from ..files.saved_model import load, save
 from ..files.tensors import FileKind, TensorFile, write_tensors
-from ..models.custom import is_custom
+from ..models.presets import is_custom
 from ..modules.lookup import Tables
 from . import checkpoint
 from .checkpoint import Progress

@@ -18,29 +18,9 @@ from .families import QR, Activation, ChineseRemainder, Composed, Custom, Genera
 from .frequency import HotCold, Pool, Ranks, RawCounts
 from .scheme import AnyPartition, Full, Scheme, TableSpec, check_scheme
 
-__all__ = [
-    "Activation",
-    "AnyPartition",
-    "ChineseRemainder",
-    "Composed",
-    "Custom",
-    "Full",
-    "GeneralizedQR",
-    "Hash",
-    "HotCold",
-    "Path",
-    "Pool",
-    "QR",
-    "Ranks",
-    "RawCounts",
-    "Scheme",
-    "TableSpec",
-    "check_scheme",
-    "from_dict",
-    "from_json",
-    "to_dict",
-    "to_json",
-]
+__all__ = ["QR", "ChineseRemainder", "Composed", "Custom", "Full", "GeneralizedQR", "Hash", "HotCold", "Path", "Pool"]
+__all__ += ["Activation", "AnyPartition", "Ranks", "RawCounts", "Scheme", "TableSpec"]
+__all__ += ["check_scheme", "from_dict", "from_json", "to_dict", "to_json"]
 
 SCHEMES = {c.__name__: c for c in (Full, Hash, QR, GeneralizedQR, ChineseRemainder, Custom, Path, HotCold)}
 
@@ -57,9 +37,7 @@ def to_json(scheme: Scheme) -> str:
 def to_dict(scheme: Scheme | Pool, *, maps: dict[str, Tensor] | None = None) -> dict[str, Any]:
     """The scheme as JSON values, without options at their defaults.
 
-    Args:
-        scheme: the scheme, or the pool of a ``HotCold`` scheme.
-        maps: where to put index maps of ``Custom``, which may be long; the values then have their names instead.
+    With ``maps``, index maps of ``Custom``, which may be long, are put there, and the values have their names.
 
     >>> to_dict(QR(num_collisions=60))
     {'scheme': 'QR', 'num_collisions': 60}
@@ -95,14 +73,7 @@ def from_json(text: str) -> Scheme:
 
 
 def from_dict(values: Any, *, maps: Mapping[str, Tensor] | None = None) -> Scheme:
-    """The scheme that ``to_dict`` gave as JSON values.
-
-    Args:
-        values: the JSON values.
-        maps: the index maps that they name.
-
-    Raises:
-        ValueError: if the values are not a scheme, an option is missing or wrong, or a map is missing.
+    """The scheme that ``to_dict`` gave as JSON values, and the index maps that they name; else a ValueError.
 
     >>> from_dict({"scheme": "QR", "num_collisions": 60})
     QR(num_collisions=60)

@@ -1,0 +1,270 @@
+"""DCN (Wang et al. 2017) and DLRM (Naumov et al. 2019), the networks of section 5.1, and what they share."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Network(nn.Module):
+    """Embeddings, and layers that turn their vectors and dense features into logits.
+
+    ``embeddings`` is any module that turns ids into vectors ``[B, F', D]`` or ``[B, sum D]``. Their widths are
+    ``embedding_dims``; None takes ``embeddings.embedding_dims``.
+    """
+
+    output: nn.Linear
+
+    def __init__(self, embeddings: nn.Module, num_dense: int, embedding_dims: Sequence[int] | None) -> None:
+        super().__init__()
+        if num_dense < 0:
+            raise ValueError(f"num_dense ({num_dense}) must be at least 0")
+        dims = getattr(embeddings, "embedding_dims", None) if embedding_dims is None else embedding_dims
+        if dims is None:
+            kind = type(embeddings).__name__
+            raise ValueError(f"embedding_dims must be given: embeddings ({kind}) does not say its own")
+        if not dims or min(dims) < 1:
+            raise ValueError(f"embedding_dims ({tuple(dims)}) must be one or more widths of at least 1")
+        self.num_dense, self.embedding_dims, self.embeddings = num_dense, tuple(dims), embeddings
+
+    def forward(self, dense: Tensor, *ids: Tensor) -> Tensor:
+        """Logits ``[B]`` of dense features ``[B, num_dense]`` and ``ids``, the inputs of the embeddings."""
+        return self.logits(dense, self.embeddings(*ids))
+
+    def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """Logits ``[B]`` of dense features and vectors that were looked up before."""
+        raise NotImplementedError
+
+    def _checked(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """``vectors`` in the dtype of the layers, since tables may have a narrower one; their shapes are checked."""
+        if dense.dim() != 2 or dense.shape[1] != self.num_dense:
+            raise ValueError(f"dense has shape {tuple(dense.shape)} but must be [B, {self.num_dense}]")
+        total = sum(self.embedding_dims)
+        if vectors.dim() < 2 or vectors.shape[0] != dense.shape[0] or vectors.shape[1:].numel() != total:
+            raise ValueError(
+                f"embeddings gave shape {tuple(vectors.shape)} but must give {total} columns"
+                f" ({len(self.embedding_dims)} vectors) for each of the {dense.shape[0]} rows of dense"
+            )
+        return vectors.to(self.output.weight.dtype)
+
+
+def mlp(
+    sizes: Sequence[int], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> nn.Sequential:
+    """Linear layers ``sizes[0] -> sizes[1] -> ...``, each followed by a ReLU.
+
+    >>> mlp((13, 512, 16))(torch.zeros(2, 13)).shape
+    torch.Size([2, 16])
+    """
+    for size in sizes:
+        if size < 1:
+            raise ValueError(f"sizes ({tuple(sizes)}) must all be at least 1")
+    layers: list[nn.Module] = []
+    for d_in, d_out in pairwise(sizes):
+        layers += [nn.Linear(d_in, d_out, device=device, dtype=dtype), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def start_(layers: nn.Module) -> None:
+    """Initialize every linear layer as the public DLRM code does: weight N(0, 2 / (in + out)), bias N(0, 1 / out).
+
+    With Glorot's variance, activations and gradients have about the same size in all layers. The random bias is kept
+    because the losses published for these networks were reached with it.
+    """
+    for layer in layers.modules():
+        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:  # on meta, normal_ would import the compiler
+            nn.init.normal_(layer.weight, std=sqrt(2 / (layer.in_features + layer.out_features)))
+            nn.init.normal_(layer.bias, std=sqrt(1 / layer.out_features))
+
+
+class DCN(Network):
+    """Deep and cross network: six vector cross layers beside an MLP, then one linear unit (section 5.1).
+
+    With x0 the dense features and all vectors end to end, ``x[l + 1] = x0 (x[l] . w[l]) + b[l] + x[l]``.
+
+    By induction ``x[l] = a[l] x0 + c[l]``, where c[l] is the sum of the biases below l and a[l] one number per
+    sample: ``a[l + 1] = a[l] (1 + x0 . w[l]) + c[l] . w[l]``. So all cross layers and their share of the output
+    unit are one product of x0 with L + 1 columns, and x0 is read once instead of L times.
+
+    Args:
+        embeddings: any module that turns ids into vectors ``[B, F', D]`` or ``[B, sum D]``.
+        num_dense: number of dense features.
+        deep: widths of the MLP's layers.
+        num_cross: number of cross layers, L.
+        embedding_dims: widths of the vectors; None takes ``embeddings.embedding_dims``.
+        device: device of the layers; the embeddings stay where they are.
+        dtype: dtype of the layers.
+
+    Raises:
+        ValueError: if a size is too small, or the widths are not known.
+
+    >>> from quorem import QR, EmbeddingCollection, Table
+    >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 4)]
+    >>> DCN(EmbeddingCollection(tables))(torch.zeros(2, 13), torch.tensor([[999, 0], [5, 6]])).shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        *,
+        num_dense: int = 13,
+        deep: Sequence[int] = (512, 256, 64),
+        num_cross: int = 6,
+        embedding_dims: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embeddings, num_dense, embedding_dims)
+        if num_cross < 1:
+            raise ValueError(f"num_cross ({num_cross}) must be at least 1")
+        if not deep:
+            raise ValueError(f"deep ({deep}) must have at least one layer")
+        width = num_dense + sum(self.embedding_dims)
+        self.cross_weight = nn.Parameter(torch.empty(num_cross, width, device=device, dtype=dtype))
+        self.cross_bias = nn.Parameter(torch.empty(num_cross, width, device=device, dtype=dtype))
+        self.deep = mlp((width, *deep), device=device, dtype=dtype)
+        self.output = nn.Linear(width + deep[-1], 1, device=device, dtype=dtype)  # of the cross layers, then the deep
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize all layers (see ``start_``; cross layers likewise, without bias), but not the embeddings."""
+        if not self.cross_weight.is_meta:
+            nn.init.normal_(self.cross_weight, std=sqrt(2 / (self.cross_weight.shape[1] + 1)))
+        nn.init.zeros_(self.cross_bias)
+        start_(self.deep)
+        start_(self.output)
+
+    def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """Logits ``[B]`` of dense features and vectors that were looked up before."""
+        vectors = self._checked(dense, vectors)
+        x0 = torch.cat([dense, vectors.flatten(1)], 1)
+        to_cross, to_deep = self.output.weight[0].split([x0.shape[1], self.output.in_features - x0.shape[1]])
+        weights = torch.cat([self.cross_weight, to_cross[None]])  # [L + 1, width]
+        dots = (x0 @ weights.mT).unbind(1)  # x0 . w[l], the output unit last
+        shifts = (weights @ self.cross_bias.mT).tril(-1).sum(1)  # c[l] . w[l]
+        a = torch.ones_like(dots[0])
+        for dot, shift in zip(dots[:-1], shifts[:-1], strict=True):
+            a = a * (1 + dot) + shift
+        return a * dots[-1] + shifts[-1] + (self.deep(x0) @ to_deep[:, None])[:, 0] + self.output.bias
+
+
+class DLRM(Network):
+    """A bottom MLP for the dense features, dot products between all pairs of vectors, and a top MLP (section 5.1).
+
+    The bottom's output, D wide, is one more vector; it also goes to the top beside the dot products.
+
+    Args:
+        embeddings: any module that turns ids into vectors ``[B, F', D]``.
+        num_dense: number of dense features; with none there is no bottom.
+        bottom: widths of the bottom's hidden layers; a last one of width D follows.
+        top: widths of the top's hidden layers; the output unit follows.
+        raw_dense: give the top the dense features as they are instead of the bottom's output (table 1).
+        embedding_dims: widths of the vectors, all equal; None takes ``embeddings.embedding_dims``.
+        device: device of the layers; the embeddings stay where they are.
+        dtype: dtype of the layers.
+
+    Raises:
+        ValueError: if a size is too small, or the widths are not known or not equal.
+
+    >>> from quorem import QR, EmbeddingCollection, Table
+    >>> tables = [Table("user", 1000, 16, QR(num_collisions=4)), Table("day", 7, 16)]
+    >>> DLRM(EmbeddingCollection(tables))(torch.zeros(2, 13), torch.tensor([[999, 0], [5, 6]])).shape
+    torch.Size([2])
+    """
+
+    pairs: Tensor
+    pair_of: Tensor
+
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        *,
+        num_dense: int = 13,
+        bottom: Sequence[int] = (512, 256, 64),
+        top: Sequence[int] = (512, 256),
+        raw_dense: bool = False,
+        embedding_dims: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embeddings, num_dense, embedding_dims)
+        if not top:
+            raise ValueError(f"top ({top}) must have at least one layer")
+        if len(set(self.embedding_dims)) > 1:
+            raise ValueError(f"embedding_dims ({self.embedding_dims}) must all be equal: DLRM takes their dot products")
+        self.raw_dense, self.embedding_dim = raw_dense, self.embedding_dims[0]
+        self.num_vectors = len(self.embedding_dims) + (num_dense > 0)
+        if self.num_vectors < 2:
+            raise ValueError(
+                f"num_dense ({num_dense}) must be at least 1 for a single vector: DLRM multiplies it with others,"
+                " DCN takes it alone"
+            )
+        beside = (num_dense if raw_dense else self.embedding_dim) if num_dense else 0
+        dots = self.num_vectors * (self.num_vectors - 1) // 2
+        layers = (num_dense, *bottom, self.embedding_dim) if num_dense else ()
+        self.bottom = mlp(layers, device=device, dtype=dtype)
+        self.top = mlp((beside + dots, *top), device=device, dtype=dtype)
+        self.output = nn.Linear(top[-1], 1, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize all layers (see ``start_``), but not the embeddings."""
+        for part in (self.bottom, self.top, self.output):
+            start_(part)
+        device = self.output.weight.device
+        pairs, pair_of = pair_indices(self.num_vectors)  # here because after to_empty() the buffers hold nothing
+        for name, indices in (("pairs", pairs), ("pair_of", pair_of)):  # not on meta, for load_state_dict(assign=True)
+            self.register_buffer(name, indices if device.type == "meta" else indices.to(device), persistent=False)
+
+    def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """Logits ``[B]`` of dense features and vectors that were looked up before."""
+        vectors = self._checked(dense, vectors)
+        batch = vectors.shape[0]  # len would fix the size in torch.export
+        vectors = vectors.reshape(batch, len(self.embedding_dims), self.embedding_dim)
+        if not self.num_dense:
+            features = PairwiseDots.apply(vectors, self.pairs, self.pair_of)
+        else:
+            low = self.bottom(dense)
+            dots = PairwiseDots.apply(torch.cat([low[:, None], vectors], 1), self.pairs, self.pair_of)
+            features = torch.cat([dense if self.raw_dense else low, dots], 1)
+        return self.output(self.top(features)).squeeze(1)
+
+
+class PairwiseDots(torch.autograd.Function):
+    """Dot products ``[B, V (V - 1) / 2]`` between all pairs of V vectors ``[B, V, D]``.
+
+    The gradient of a dot product goes to both its vectors: as a symmetric matrix it is gathered, not scattered, and
+    one matrix product takes the place of the two that autograd would need.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_of: Tensor) -> Tensor:
+        """The strict lower triangle of the vectors' Gram matrix."""
+        ctx.save_for_backward(vectors, pair_of)
+        return torch.bmm(vectors, vectors.mT).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Gradient of the vectors."""
+        vectors, pair_of = ctx.saved_tensors
+        grad = F.pad(grads[0].to(vectors.dtype), (0, 1)).index_select(1, pair_of)
+        return torch.bmm(grad.unflatten(1, vectors.shape[1:2] * 2), vectors), None, None
+
+
+def pair_indices(num_vectors: int) -> tuple[Tensor, Tensor]:
+    """Where each pair lies in a flat ``[V, V]`` matrix, and which pair each entry belongs to (the diagonal: one past).
+
+    >>> pair_indices(3)
+    (tensor([3, 6, 7]), tensor([3, 0, 1, 0, 3, 2, 1, 2, 3]))
+    """
+    row, column = torch.tril_indices(num_vectors, num_vectors, -1, device="cpu")
+    count = torch.arange(len(row), device="cpu")
+    pair_of = torch.full((num_vectors, num_vectors), len(row), device="cpu")
+    pair_of[row, column] = count
+    pair_of[column, row] = count
+    return row * num_vectors + column, pair_of.flatten()
