@@ -139,6 +139,18 @@ def test_state_survives_and_remove_gives_the_gradients_back(name):
     same(loaded, dense)
 
 
+def test_remove_leaves_tables_to_an_optimizer_that_came_later():
+    module, first, dense, _ = pair("Adagrad")
+    first.remove()
+    optim.apply_in_backward(module, optim.SGD, lr=0.05)
+    first.remove()
+    run(dense, torch.optim.SGD([dense.stored], lr=0.05), 4)
+    for ids, target in batches(4):
+        loss_of(module, ids, target).backward()
+    assert module.stored.grad is None
+    same(module, dense)
+
+
 class Weighted(nn.Module):
     """A table that is read in bags with weights, another one, and a layer."""
 

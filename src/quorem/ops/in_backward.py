@@ -1,7 +1,6 @@
 """Lookups whose gradients go straight to an optimizer's rule, and never into ``stored.grad``."""
 
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .lagging import in_memory, unwatched
 from .pieces import Gradient, SplitGradient
-from .state import RowRule
 from .updates import Lookup, Read, joined, update_
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -21,9 +19,9 @@ _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 class Collector:
     """Collects the reads of one backward pass, and takes a step at its end, when no further gradient can come."""
 
-    def __init__(self, stored: Tensor, next_step: Callable[[], RowRule]) -> None:
+    def __init__(self, stored: Tensor, optimizer: Any) -> None:
         self.stored = stored  # the parameter that is read
-        self.next_step = next_step  # called at the end of a pass, for the rule of its step
+        self.optimizer = optimizer  # its ``_next_rule`` is asked at the end of a pass, for the rule of the step
         self.versions = in_memory(stored)  # counts the writes into ``stored``
         self.replicas: Any = None  # process group of DistributedDataParallel: its replicas step together
         self._hook = stored.register_post_accumulate_grad_hook(partial(_collect_grad, weakref.ref(self)))
@@ -89,7 +87,7 @@ class _Pass:
                 # DistributedDataParallel gives every parameter without a gradient one of zeros, in a callback before
                 # this.
                 _queue_callback(partial(setattr, collector.stored, "grad", None))
-            update_(reads, collector.stored, collector.next_step())
+            update_(reads, collector.stored, collector.optimizer._next_rule(collector.stored))
 
 
 class _Collected(torch.autograd.Function):
@@ -107,7 +105,7 @@ class _Collected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_create_graph("apply_in_backward leaves no gradient to differentiate")
+        _refuse_create_graph()
         collector, read, version, computed_here = ctx.collected
         _ = ctx.saved_tensors  # an error if ids, offsets or weights have been written into since
         if _is_asked_for(ctx.next_functions[0][0]):
@@ -137,7 +135,7 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     if grad is None or owner is None:
         return
     stored.grad = None
-    refuse_create_graph("apply_in_backward leaves no gradient to differentiate")
+    _refuse_create_graph()
     if grad.is_sparse:
         rows, values = grad._indices()[0], grad._values()
     else:
@@ -145,10 +143,10 @@ def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     owner.collect(rows, values, owner.versions._version)
 
 
-def refuse_create_graph(reason: str) -> None:
+def _refuse_create_graph() -> None:
     """Raise RuntimeError in a backward pass that is to be differentiated."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(f"create_graph must be False: {reason}")
+        raise RuntimeError("create_graph must be False: apply_in_backward leaves no gradient to differentiate")
 
 
 def _mean_of_replicas(rows: Tensor, values: Tensor, group: Any) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,13 @@
 """Updates within the backward pass."""
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..modules.lookup import tables_in
 from ..modules.storage import is_sharded
 from ..ops.in_backward import Collector
-from ..ops.state import RowRule
 from .row_optimizer import RowOptimizer
 
 
@@ -71,7 +69,7 @@ def apply_in_backward(
         _take_state_(optimizer, state_from)
     for stored, owner in tables.items():
         optimizer._row_rule(optimizer.param_groups[0], stored)
-        owner.updates.collect_in(Collector(stored, partial(_next_step, optimizer, stored)))
+        owner.updates.collect_in(Collector(stored, optimizer))
     return optimizer
 
 
@@ -92,8 +90,3 @@ def _take_state_(optimizer: RowOptimizer, other: torch.optim.Optimizer) -> None:
             optimizer.state[p] = other.state.pop(p)
     for group in other.param_groups:
         group["params"][:] = [p for p in group["params"] if p not in moved]
-
-
-def _next_step(optimizer: RowOptimizer, stored: Tensor) -> RowRule:
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # so that schedulers know that a step was taken
-    return optimizer._row_rule(optimizer.param_groups[0], stored)

@@ -160,6 +160,11 @@ class RowOptimizer(torch.optim.Optimizer):
         rule.set_lr(group["lr"])
         return rule
 
+    def _next_rule(self, p: Tensor) -> RowRule:
+        """The rule of the step that a backward pass takes on ``p``, a table of ``apply_in_backward``."""
+        self._opt_called = True  # so that schedulers know that a step was taken
+        return self._row_rule(self.param_groups[0], p)
+
     def _fitted_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Tensor]:
         """The optimizer's state of ``p``, completed, and in the dtype and on the device that the rule needs."""
         state: dict[str, Tensor] = self.state[p]
@@ -273,9 +278,13 @@ class RowOptimizer(torch.optim.Optimizer):
             group["lr"] = lr
 
     def remove(self) -> None:
-        """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` applies them."""
+        """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` applies them.
+
+        Tables that another optimizer updates by now are left to it.
+        """
         for updates in self._owners():
-            updates.collect_in(None)
+            if updates.collector is not None and updates.collector.optimizer is self:
+                updates.collect_in(None)
 
 
 def is_sparse_table(p: Tensor) -> bool:
