@@ -13,12 +13,9 @@ INT64_MAX = 2**63 - 1
 InvalidIdMode = Literal["raise", "warn", "trust"]
 Pooling = Literal["mean", "sum"]
 BagMode = Literal["sum", "mean", "max"]
-FLOAT_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}  # dtypes that rows may have, by name
+FLOAT_DTYPES = {  # dtypes that rows may have, by name
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
 
 
 def check_int(argument: str, value: Any, low: int = 1, high: int = INT64_MAX) -> int:
@@ -76,11 +73,7 @@ def check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without ``torch.``
-
-    >>> dtype_name(torch.bfloat16)
-    'bfloat16'
-    """
+    """The name of a dtype without ``torch.``"""
     return str(dtype).removeprefix("torch.")
 
 
@@ -141,14 +134,3 @@ def check_offsets(offsets: Tensor, num_ids: int, name: str = "offsets") -> Tenso
         if offsets[-1] > num_ids:
             raise ValueError(f"{name}[-1] ({int(offsets[-1])}) must be at most the number of ids ({num_ids})")
     return offsets
-
-
-def check_sample_weights(weights: Tensor, ids: Tensor, argument: str) -> None:
-    """``weights`` must hold a floating-point number for each of ``ids``."""
-    if not isinstance(weights, Tensor) or not weights.is_floating_point():
-        got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
-        raise TypeError(f"per_sample_weights ({got}) must be a floating-point Tensor")
-    if weights.shape != ids.shape:
-        raise ValueError(
-            f"per_sample_weights {tuple(weights.shape)} must have the shape of {argument} {tuple(ids.shape)}"
-        )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import quorem
 from quorem import QR, ChineseRemainder, Custom, Embedding, Full, GeneralizedQR, Hash, HotCold, Path, Pool
-from quorem.modules import scores, topk
+from quorem.modules import scores
 from quorem.paper.partitions import ExplicitPartition, Partition
 from quorem.paper.schemes.frequency import cold_ids, first_of_rest, places
 
@@ -209,7 +209,7 @@ def test_a_step_in_the_backward_pass(name):
 
 
 def test_topk_looks_at_few_pairs_of_a_large_table(monkeypatch):
-    monkeypatch.setattr(topk, "_best_of_blocks", None)  # would be called for blocks of ids
+    monkeypatch.setattr(scores, "_best_of_blocks", None)  # would be called for blocks of ids
     module = Embedding(1_000_003, 16, QR(60, operation="add"), init_std=1.0)
     queries = torch.randn(3, 16)
     check_best(*module.topk(queries, 20), (queries @ module.weight.T).detach(), 20)

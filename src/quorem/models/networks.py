@@ -159,14 +159,13 @@ class DLRM(Network):
     The bottom's output, D wide, is one more vector; it also goes to the top beside the dot products.
 
     Args:
-        embeddings: any module that turns ids into vectors ``[B, F', D]``.
         num_dense: number of dense features; with none there is no bottom.
         bottom: widths of the bottom's hidden layers; a last one of width D follows.
         top: widths of the top's hidden layers; the output unit follows.
         raw_dense: give the top the dense features as they are instead of the bottom's output (table 1).
         embedding_dims: widths of the vectors, all equal; None takes ``embeddings.embedding_dims``.
-        device: device of the layers; the embeddings stay where they are.
-        dtype: dtype of the layers.
+
+    The other arguments are those of ``DCN``.
 
     Raises:
         ValueError: if a size is too small, or the widths are not known or not equal.

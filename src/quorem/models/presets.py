@@ -46,13 +46,11 @@ def build(
 
     Args:
         network: name of the network; ``"FILE.py:FUNCTION"`` for your own (see ``models.presets``).
-        embeddings: a module that turns ids into vectors, as each network takes it.
-        num_dense: number of dense features.
         preset: ``"text"`` is the architecture of section 5.1, ``"table1"`` the one whose parameters table 1 counts.
         hidden: widths of the hidden layers, of DLRM those of its top; None takes the preset's.
         bottom: widths of the hidden layers of DLRM's bottom; None takes the preset's.
-        device: device of the layers; the embeddings stay where they are.
-        dtype: dtype of the layers.
+
+    The other arguments are those of ``DCN``.
 
     Raises:
         ValueError: if ``network`` or ``preset`` is unknown, a network has no such preset or widths, or your own does

@@ -128,5 +128,4 @@ class EmbeddingBag(Embedding):
         return torch.where(best == -torch.inf, 0, best)[:-1]
 
     def extra_repr(self) -> str:
-        """Size, scheme, compression and mode."""
         return f"{super().extra_repr()}, mode={self.mode!r}"

@@ -172,7 +172,6 @@ class EmbeddingCollection(Tables):
         return {name: self.dense(t) for t, name in enumerate(self.names)}
 
     def extra_repr(self) -> str:
-        """Each table's size and scheme."""
         rows = [
             f"({name}): {spec.num_embeddings}, {spec.embedding_dim}, {spec.scheme}"
             for name, spec in zip(self.names, self.specs, strict=True)

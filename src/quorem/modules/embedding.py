@@ -10,7 +10,7 @@ from ..fit import fit_
 from ..ops.rows import IdBatch
 from ..paper.schemes import Full, Scheme
 from ..paper.schemes.frequency import Ranking
-from . import scores, topk
+from . import scores
 from .composed_weight import composed_weight
 from .growth import grow_
 from .lookup import Tables
@@ -179,7 +179,7 @@ class Embedding(Tables):
         >>> ids.shape
         torch.Size([2, 10])
         """
-        return topk.topk(self, queries, k, exclude)
+        return scores.topk(self, queries, k, exclude)
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors ``[..., D]``, or ``[..., K, D]`` for feature generation.
@@ -293,7 +293,6 @@ class Embedding(Tables):
         return module
 
     def extra_repr(self) -> str:
-        """Size, scheme and compression."""
         spec = self.specs[0]
         kept = f" ({spec.fallback})" if spec.fallback else ""
         pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

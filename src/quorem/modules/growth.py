@@ -24,10 +24,7 @@ ABLE = "Full, Hash, QR, GeneralizedQR without num_rows, and HotCold with a rest 
 
 
 def grown_spec(spec: TableSpec, n: int) -> TableSpec:
-    """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before.
-
-    Raises:
-        ValueError: if there is no such spec.
+    """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before; or a ValueError.
 
     >>> from quorem import QR
     >>> grown_spec(QR(4).spec(1000, 16), 1300).shapes

@@ -16,11 +16,7 @@ def unwrapped(optimizer: TorchOptimizer) -> TorchOptimizer:
 
 
 def optimizers_of(parameters: Iterable[Tensor]) -> list[TorchOptimizer]:
-    """The optimizers, wherever they are, that hold one of these parameters.
-
-    Raises:
-        ValueError: if a parameter group that belongs to no ``torch.optim.Optimizer`` holds one.
-    """
+    """The optimizers, wherever they are, that hold one of these parameters."""
     weights = {id(p): p for p in parameters}
     gc.collect()
     optimizers = {id(each): each for each in map(unwrapped, _live(TorchOptimizer))}

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_device, check_ids, check_sample_weights
+from ..checks import check_device, check_ids
 from ..ops import autograd
 from ..ops.declare import is_eager
 from ..ops.lagging import unwatched, updates_of
@@ -201,7 +201,12 @@ class Tables(StoredTables):
         """The weights of ids in bags, checked, in the dtype of the vectors."""
         if weights is None:
             return None
-        check_sample_weights(weights, ids, self.ids_argument)
+        if not isinstance(weights, Tensor) or not weights.is_floating_point():
+            got = weights.dtype if isinstance(weights, Tensor) else type(weights).__name__
+            raise TypeError(f"per_sample_weights ({got}) must be a floating-point Tensor")
+        if weights.shape != ids.shape:
+            rule = f"the shape of {self.ids_argument} {tuple(ids.shape)}"
+            raise ValueError(f"per_sample_weights {tuple(weights.shape)} must have {rule}")
         return weights.to(self.dtype)
 
     def _read_options(self) -> autograd.ReadOptions:

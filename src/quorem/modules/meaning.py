@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..paper.partitions import Partition
-from ..paper.schemes import Path, TableSpec
+from ..paper.schemes import TableSpec
 from ..paper.schemes.frequency import Ranks, are_known, list_sizes, rank
+from .path_networks import path_scheme
 
 if TYPE_CHECKING:
     from .storage import StoredTables
@@ -67,8 +68,7 @@ def _meaning(tables: "StoredTables", t: int, ranked: bool) -> tuple[Meaning, Mea
 
 def _how(spec: TableSpec) -> str:
     """How the rows of an id become its vector: one of ``HOW``."""
-    scheme = getattr(spec.scheme, "cold", spec.scheme)
-    if isinstance(scheme, Path) and spec.hidden is not None:
+    if scheme := path_scheme(spec):
         return f"{scheme.activation} path"
     if spec.pool is not None:
         return "sums"

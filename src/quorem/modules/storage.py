@@ -352,10 +352,7 @@ class StoredTables(nn.Module):
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether a tensor is a ``DTensor``, of which each process has a part (``fully_shard``).
-
-    The test is by attribute, since importing ``DTensor`` takes a second.
-    """
+    """Whether a tensor is a ``DTensor`` (``fully_shard``); by attribute, since importing that class takes a second."""
     return hasattr(tensor, "full_tensor")
 
 

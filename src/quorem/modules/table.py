@@ -45,7 +45,6 @@ class Table:
     unknown: UnknownIds = field(default="error", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check what does not depend on other options."""
         if not isinstance(self.name, str) or "\n" in self.name:
             raise ValueError(f"name ({self.name!r}) must be a string of one line")
         check_scheme(self.scheme)

@@ -42,6 +42,5 @@ class TiedLinear(nn.Module):
         return scores if self.bias is None else scores + self.bias
 
     def extra_repr(self) -> str:
-        """Sizes, as ``nn.Linear`` shows them."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}"

@@ -37,12 +37,7 @@ def intervals(spec: TableSpec, std: float | None = None) -> list[tuple[float, fl
 
 
 def init_(tables: Sequence[Tensor], spec: TableSpec, *, std: float | None = None) -> None:
-    """Draw the tables of one spec in place.
-
-    Args:
-        tables: the stored tables, filled in place.
-        spec: the spec of the table.
-        std: standard deviation of the composed vector; if None, that of U(-sqrt(1/n), sqrt(1/n)).
+    """Draw the stored ``tables`` of one spec in place. The other arguments are those of ``intervals``.
 
     >>> from quorem import QR
     >>> spec = QR(num_collisions=4).spec(1000, 16)
@@ -59,9 +54,6 @@ def init_(tables: Sequence[Tensor], spec: TableSpec, *, std: float | None = None
 def deviation(table: Tensor) -> float | None:
     """The standard deviation of a table's entries, estimated from a sample of rows; None if it is 0 or not finite.
 
-    Args:
-        table: ``[n, D]``.
-
     >>> deviation(torch.zeros(10, 4)), round(deviation(torch.tensor([[-1.0, 1.0]] * 1000)), 2)
     (None, 1.0)
     """
@@ -74,11 +66,8 @@ def deviation(table: Tensor) -> float | None:
 def pool_bound(num_tables: int, members: Sequence[TableSpec], std: float | None = None) -> float:
     """The b of the interval [-b, b] from which a pool of ``num_tables`` tables is drawn.
 
-    Args:
-        num_tables: number of tables of the pool.
-        members: the specs of the tables that share the pool.
-        std: standard deviation of a sum of one row per table; if None, that of a row of the members' full tables,
-            averaged over the cold ids.
+    ``std`` is the standard deviation of a sum of one row per table; if None, that of a row of the full tables of the
+    ``members``, averaged over the cold ids.
     """
     if std is not None:
         return sqrt(3 / num_tables) * std
@@ -113,11 +102,7 @@ def path_(weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activ
 
     With ``relu``, a direction q passes as ``relu(q x) - relu(-q x)``: 2 D hidden units carry D dimensions, and fewer
     carry some, scaled to keep the variance. With ``sigmoid``, close to ``1/2 + x / 4`` for small x, D units suffice.
-
-    Args:
-        weights: the weights of each layer, ``[G, in, out]`` for G networks of one shape.
-        biases: the biases of each layer, ``[G, out]``.
-        activation: ``"relu"`` or ``"sigmoid"``.
+    Each layer has weights ``[G, in, out]`` and biases ``[G, out]``, for G networks of one shape.
     """
     if weights[0].is_meta:  # there is nothing to draw, and torch would load its compiler
         return

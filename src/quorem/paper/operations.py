@@ -39,17 +39,10 @@ OPERATIONS = {"concat": concat, "add": add, "mult": mult, "feature": feature}
 def widths(
     operation: Operation, embedding_dim: int, k: int, dims: tuple[int, ...] | None = None, name: str = "embedding_dim"
 ) -> tuple[int, ...]:
-    """Width ``D_j`` of each partition's table, so that the composed vector has width ``embedding_dim``.
+    """Width ``D_j`` of the table of each of ``k`` partitions, so that the composed vector has ``embedding_dim``.
 
-    Args:
-        operation: ``"concat"``, ``"add"``, ``"mult"`` or ``"feature"``.
-        embedding_dim: width of the composed vector (of each vector for ``"feature"``).
-        k: number of partitions.
-        dims: the widths themselves, for ``"concat"`` only; if None, ``embedding_dim`` is split evenly.
-        name: what errors call ``embedding_dim``.
-
-    Raises:
-        ValueError: if the widths cannot give ``embedding_dim``.
+    ``dims`` are the widths themselves, for ``"concat"`` only; None splits ``embedding_dim``. Errors call it
+    ``name``.
 
     >>> widths("concat", 16, 2), widths("mult", 16, 2)
     ((8, 8), (16, 16))

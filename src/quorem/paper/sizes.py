@@ -46,13 +46,6 @@ def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
 def coprime_sizes_for_rows(num_rows: int, k: int) -> tuple[int, ...]:
     """The ``k`` pairwise coprime sizes of largest product whose sum is at most ``num_rows``, largest first.
 
-    Args:
-        num_rows: what the sum must not exceed.
-        k: number of sizes.
-
-    Raises:
-        ValueError: if ``num_rows`` is below ``k``.
-
     >>> coprime_sizes_for_rows(30, 3), coprime_sizes_for_rows(6, 2)
     ((11, 10, 9), (3, 2))
     """

@@ -12,6 +12,7 @@ from .scheme import AnyPartition, Scheme
 
 LargeTable = Literal["remainder", "quotient"]
 Activation = Literal["relu", "sigmoid"]
+_complementary = lru_cache(maxsize=64)(P.is_complementary)
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +82,6 @@ class EqualTables(Composed):
     num_collisions: int | None = None
 
     def __post_init__(self) -> None:
-        """Check how the options fit together."""
         super().__post_init__()
         if self.num_rows is not None:
             check_int("num_rows", self.num_rows, self.num_partitions)
@@ -151,10 +151,8 @@ class Custom(Composed):
     Args:
         partitions: ``Partition`` and ``ExplicitPartition`` objects.
         check: raise unless the partitions are complementary.
-        operation: ``"mult"``, ``"add"``, ``"concat"``, or ``"feature"``, which keeps the rows of an id apart.
-        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
-        force: store the table this way even where that does not shrink it; else it stays full.
-        width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
+
+    The other arguments are those of ``QR``.
 
     >>> make = P.ExplicitPartition.from_labels(["audi", "audi", "ford", "ford"])
     >>> year = P.ExplicitPartition.from_labels([1999, 2005, 1999, 2005])
@@ -167,7 +165,6 @@ class Custom(Composed):
     check: bool = True
 
     def __post_init__(self) -> None:
-        """Check that there are partitions."""
         super().__post_init__()
         if not isinstance(self.partitions, list | tuple):
             raise TypeError(f"partitions ({self.partitions!r}) must be a tuple of Partition or ExplicitPartition")
@@ -214,8 +211,3 @@ class Path(Scheme):
         """Remainder, then the digits of the quotient."""
         m = ceil_div(n, self.num_collisions)
         return P.generalized_quotient_remainder(n, (m, *balanced_sizes(ceil_div(n, m), self.num_partitions - 1)))
-
-
-@lru_cache(maxsize=64)
-def _complementary(parts: tuple[AnyPartition, ...], n: int) -> bool:
-    return P.is_complementary(parts, n)

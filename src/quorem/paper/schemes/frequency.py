@@ -45,7 +45,6 @@ class Pool:
     name: str = "pool"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_options(self)
         check_int("num_rows", self.num_rows, self.num_partitions)
         if not self.name or set(self.name) & set(".\n"):
@@ -93,7 +92,6 @@ class HotCold(Scheme):
     num_rest: int = field(default=0, metadata={"low": 0})
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         if not isinstance(self.cold, Scheme | Pool):
             raise TypeError(f"cold ({self.cold!r}) must be a Scheme or a Pool")
@@ -119,11 +117,7 @@ class HotCold(Scheme):
             return replace(spec, pool=self.cold)
         cold = replace(self.cold, force=True, width=self.width)._spec(num_cold, d)
         return replace(
-            spec,
-            partitions=cold.partitions,
-            shapes=own + cold.shapes,
-            operation=cold.operation,
-            hidden=cold.hidden,
+            spec, partitions=cold.partitions, shapes=own + cold.shapes, operation=cold.operation, hidden=cold.hidden
         )
 
 
@@ -173,18 +167,10 @@ def are_known(ranks: Ranks) -> bool:
 
 
 def rank(frequencies: Ranking, spec: TableSpec) -> Ranks:
-    """The hot and cold ids of a table, by falling frequency; of equally frequent ids the lower comes first.
+    """The hot and cold ids of a ``HotCold`` table, by falling frequency; of equally frequent ids the lower comes first.
 
-    Args:
-        frequencies: how often each id occurs, ``[n]``, integers or floats; or the lists themselves; or how often raw
-            ids occur, where the counts of raw ids that map to the same id of the table are added; or ``"loaded"``,
-            which gives lists of -1, in the place of those that a ``state_dict`` will bring.
-        spec: spec of a ``HotCold`` table.
-
-    Raises:
-        TypeError: if ``frequencies`` is not a tensor of numbers.
-        ValueError: if ``frequencies`` has the wrong length, or one is negative or not finite; if the lists have the
-            wrong lengths, do not rise, or share an id; if fewer raw ids are listed than are to be ranked.
+    The counts of raw ids that map to one id of the table are added. ``"loaded"`` gives lists of -1, in the place of
+    those that a ``state_dict`` will bring.
 
     >>> from quorem import Full
     >>> spec = HotCold(1, cold=Full(), num_rest=2).spec(5, 4)

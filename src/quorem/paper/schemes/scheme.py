@@ -54,7 +54,6 @@ class TableSpec:
     width: int = 0
 
     def __post_init__(self) -> None:
-        """Without a width, rows are as wide as vectors."""
         object.__setattr__(self, "width", self.width or self.embedding_dim)
 
     @property
@@ -128,7 +127,6 @@ class Scheme:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the options that do not depend on a table, by their annotations."""
         check_options(self)
 
     def __repr__(self) -> str:
@@ -138,11 +136,7 @@ class Scheme:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def partitions_of(self, n: int) -> tuple[AnyPartition, ...]:
-        """The partitions of ids, least significant digit first.
-
-        Args:
-            n: number of ids.
-        """
+        """The partitions of ``n`` ids, least significant digit first."""
         raise NotImplementedError
 
     def spec(self, n: int, d: int) -> TableSpec:
