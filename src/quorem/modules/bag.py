@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ..checks import BagMode, InvalidIdMode, check_choice, check_offsets
+from ..ops.declare import is_traced
 from ..ops.rows import IdBatch
-from ..ops.updates import is_traced
 from ..paper.schemes import Scheme
 from ..paper.schemes.frequency import Ranking
 from . import plain

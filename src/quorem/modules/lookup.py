@@ -1,21 +1,21 @@
 """Lookups of single ids and of bags, and the full tables that a module represents."""
 
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_device, check_ids
 from ..ops import autograd
-from ..ops.declare import is_eager
+from ..ops.declare import is_eager, is_traced
 from ..ops.lagging import unwatched, updates_of
-from ..ops.layout import LIMIT
+from ..ops.layout import LIMIT, Layout
 from ..ops.lookup import pooling_factor
 from ..ops.pieces import NO_PIECES, Pieces
 from ..ops.projection import project
 from ..ops.rows import IdBatch, accumulator, bag_and_feature, lookup_reads, raise_out_of_range, reads_of, rows_read
-from ..ops.updates import is_traced, uncompiled
+from ..ops.updates import uncompiled
 from ..paper.operations import OPERATIONS
 from ..paper.schemes.frequency import places
 from . import plain
@@ -34,6 +34,18 @@ class Tables(StoredTables):
     exported_unknown: Literal["nan", "zeros"] = "nan"  # the vector of an id outside its table in an exported program
     _lookups = 0  # number of lookups in which ids out of range were counted
     _warned = False
+
+    @property
+    def layout(self) -> Layout:
+        """The integers from which the ops compute the rows of an id."""
+        buffers: dict[str, Any] = self._buffers  # faster than a module's attribute lookup
+        layout: Layout | None = self.__dict__.get("_layout")
+        if layout is None or layout.slots is not buffers["slots"] or layout.parts is not buffers["parts"]:
+            if layout is None:
+                self._take_filled_integers()
+            layout = Layout(*[buffers[name] for name in Layout._fields])
+            self.__dict__["_layout"] = None if layout.slots.is_meta else layout
+        return layout
 
     def dense(self, table: int = 0) -> Tensor:
         """The full table ``[n, D]`` that one table represents, computed directly from the paper's equations.
@@ -115,7 +127,8 @@ class Tables(StoredTables):
         if updates.lagging is not None and torch._C._is_torch_function_enabled():
             with unwatched():
                 return self._lookup(batch, pieces)
-        stored, ids, offsets = self.live_stored, batch.ids, batch.offsets
+        stored, ids, offsets = self._parameters.get("stored"), batch.ids, batch.offsets
+        stored = self.live_stored if stored is None else stored  # asked for only if a parametrization computes it
         if offsets is not None or ids.device != stored.device:
             check_device(stored, self.ids_argument, ids, offsets, batch.sample_weights)
         if is_traced():
@@ -192,9 +205,10 @@ class Tables(StoredTables):
 
     def _checked(self, ids: Tensor, name: str = "") -> Tensor:
         """The ids, of a type that ops take. Unsigned raw ids become int64: torch does not compute with uint64."""
-        if isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids):
-            return ids.view(torch.int64)
-        check_ids(ids, name or self.ids_argument)
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+            if isinstance(ids, Tensor) and ids.dtype is torch.uint64 and any(self.raw_ids):
+                return ids.view(torch.int64)
+            check_ids(ids, name or self.ids_argument)
         return ids
 
     def _sample_weights(self, weights: Tensor | None, ids: Tensor) -> Tensor | None:

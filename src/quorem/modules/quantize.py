@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.codes import BITS, LARGEST_NARROW_SCALE, NARROW, quantize, stored_shape
-from ..ops.cpu.pages import in_huge_pages
+from ..ops.memory import in_huge_pages
 from .holders import optimizers_of
 from .lookup import Tables, tables_in
 

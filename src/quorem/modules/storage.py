@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..checks import InvalidIdMode, check_choice, check_dtype
 from ..ops.codes import dequantize
-from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import Extent, Layout, Storage, StoredPool, build
+from ..ops.memory import in_huge_pages
 from ..ops.pieces import Pieces, pieces_of
 from ..ops.updates import Updates
 from ..paper import init
@@ -221,18 +221,6 @@ class StoredTables(nn.Module):
     def networks(self) -> list[PathNetworks]:
         """The networks of path-based tables, in groups that run together."""
         return cast(list[PathNetworks], list(self.paths))
-
-    @property
-    def layout(self) -> Layout:
-        """The integers from which the ops compute the rows of an id."""
-        buffers: dict[str, Any] = self._buffers  # faster than a module's attribute lookup
-        layout: Layout | None = self.__dict__.get("_layout")
-        if layout is None or layout.slots is not buffers["slots"] or layout.parts is not buffers["parts"]:
-            if layout is None:
-                self._take_filled_integers()
-            layout = Layout(*[buffers[name] for name in Layout._fields])
-            self.__dict__["_layout"] = None if layout.slots.is_meta else layout
-        return layout
 
     @property
     def ranks_of(self) -> list[Ranks | None]:

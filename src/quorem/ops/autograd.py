@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import projection
 from .codes import dequantize
 from .declare import call, is_eager
+from .in_backward import collector_of
 from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
@@ -48,7 +49,7 @@ def lookup(
         raise ValueError("per_sample_weights must not require a gradient if rows are quantized: detach them")
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
-    eager, collector = is_eager(), updates.collector_of(stored)
+    eager, collector = is_eager(), collector_of(updates, stored)
     if invalid is not None and (batch.offsets is not None or not eager):  # kernels that pool do not count
         call("count_invalid_", batch, invalid, layout)
         invalid = None
@@ -90,7 +91,7 @@ def lookup_projected(
     if not keep:
         vectors: Tensor = split[1]
         return vectors
-    if (collector := updates.collector_of(stored)) is not None:
+    if (collector := collector_of(updates, stored)) is not None:
         narrow, vectors = collector.read(lambda: split, Lookup(batch, layout, pieces))
     else:
         is_sparse = sparse and _may_be_sparse()
@@ -102,7 +103,7 @@ def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOpt
     """``rows`` of ``stored`` as they are, ``[..., W]``; float32 where they are bytes."""
     if "bits" in options:
         return dequantize(stored, rows, options["width"], options["bits"])
-    collector = updates.collector_of(stored)
+    collector = collector_of(updates, stored)
     if collector is None:
         return F.embedding(rows, stored, sparse=sparse and _may_be_sparse())
     return collector.read(F.embedding(rows, stored.detach()), rows)

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from ..checks import is_exporting
 from . import cpu, gpu, gradients, lookup, replay, rules
 from .lagging import LaggingParameter
 from .layout import Layout
@@ -81,6 +83,18 @@ def is_eager() -> bool:
     if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
         return False
     return not _profiler_enabled() and not _is_tracing()
+
+
+def is_traced() -> bool:
+    """Whether torch captures or transforms what runs, by torch.export, torch.jit.trace, torch.func or forward mode.
+
+    Lookups then run in torch's own operators, on rows that are up to date.
+    """
+    if torch.compiler.is_compiling():
+        return is_exporting()
+    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0
 
 
 def _run(name: str, device: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

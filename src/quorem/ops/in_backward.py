@@ -11,9 +11,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .lagging import in_memory, unwatched
 from .pieces import Gradient, SplitGradient
-from .updates import Lookup, Read, joined, update_
+from .updates import Lookup, Read, Updates, joined, update_
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+
+
+def collector_of(updates: Updates, stored: Tensor) -> "Collector | None":
+    """Where the gradients of ``stored`` go, which may be in the place of the parameter; None if to its ``grad``."""
+    collector = updates.collector
+    if collector is None or stored is collector.stored:
+        return collector
+    if stored.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "fully_shard or functional_call has replaced a table that apply_in_backward updates, so its gradients"
+            " would be lost: remove() its optimizer, and use the step() of one made afterwards"
+        )
+    return None
 
 
 class Collector:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .per_tensor import PerTensor
+from .memory import PerTensor
 
 if TYPE_CHECKING:
     from .updates import Updates

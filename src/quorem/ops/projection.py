@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from . import cpu, gpu
-from .declare import device_of, is_eager
+from .declare import device_of, is_eager, is_traced
 from .layout import Layout
 from .pieces import Piece, Pieces
 from .rows import IdBatch, accumulator
-from .updates import is_traced
 
 
 def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:

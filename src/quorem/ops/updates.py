@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..checks import is_exporting
 from . import declare, replay
 from .lagging import LaggingParameter, known_updates, unwatched
 from .layout import Layout
@@ -49,17 +47,6 @@ class Updates:
     def stored(self) -> Tensor | None:
         """The parameter; None if ``fully_shard`` has put parts of it in its place, which free its memory."""
         return self._stored()
-
-    def collector_of(self, stored: Tensor) -> "Collector | None":
-        """Where the gradients of ``stored`` go, which may be in the place of the parameter; None if to its ``grad``."""
-        if self.collector is None or stored is self.stored:
-            return self.collector
-        if stored.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                "fully_shard or functional_call has replaced a table that apply_in_backward updates, so its gradients"
-                " would be lost: remove() its optimizer, and use the step() of one made afterwards"
-            )
-        return None
 
     def collect_in(self, collector: "Collector | None") -> None:
         """Let gradients go to ``collector``, or to ``stored.grad`` if it is None."""
@@ -116,18 +103,6 @@ class Updates:
             if step is None or self._flushed != step:
                 catch_up(None, stored.data, rule)
                 self._flushed = step
-
-
-def is_traced() -> bool:
-    """Whether torch captures or transforms what runs, by torch.export, torch.jit.trace, torch.func or forward mode.
-
-    Lookups then run in torch's own operators, on rows that are up to date.
-    """
-    if torch.compiler.is_compiling():
-        return is_exporting()
-    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0
 
 
 def uncompiled(function: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -10,8 +10,8 @@ from torch.optim.optimizer import ParamsT
 from ..modules.lookup import module_of
 from ..modules.storage import is_sharded
 from ..ops import replay
-from ..ops.cpu.pages import in_huge_pages
 from ..ops.lagging import LaggingParameter, unwatched, updates_of
+from ..ops.memory import in_huge_pages
 from ..ops.rounding import SEED, converted_state
 from ..ops.rows import accumulator
 from ..ops.state import NARROW, RULES, STATE_DTYPES, AdamState, RowRule, Rule, check_state_dtype, present

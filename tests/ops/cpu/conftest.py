@@ -21,10 +21,10 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Four threads for any amount of work."""
-    from quorem.ops.cpu import threads
+    from quorem.ops.cpu import launch
 
     before = torch.get_num_threads()
-    monkeypatch.setattr(threads, "GRAIN", 1)
+    monkeypatch.setattr(launch, "GRAIN", 1)
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)

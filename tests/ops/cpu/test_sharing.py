@@ -6,7 +6,7 @@ import pytest
 from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, Case
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table
-from quorem.ops.cpu.sharing import CACHED_SUMS, sharing_of
+from quorem.ops.cpu.gradients import CACHED_SUMS, sharing_of
 from quorem.ops.cpu.sums import START, UNITS
 
 pytestmark = pytest.mark.kernels(device="cpu")

@@ -11,7 +11,7 @@ import torch
 from kernel_cases import MIX, Case, each_once, fresh, fused, same, truth
 from torch import Tensor
 
-from quorem.ops.cpu import threads
+from quorem.ops.cpu import launch
 from quorem.ops.rows import IdBatch
 
 pytestmark = pytest.mark.kernels(device="cpu")
@@ -69,7 +69,7 @@ def test_an_exception_is_raised_when_all_threads_have_ended():
         done.append(task)
 
     with pytest.raises(ValueError, match="task 0"):
-        threads.run_tasks(run, [(0,), (1,), (2,)], 2)
+        launch.run_tasks(run, [(0,), (1,), (2,)], 2)
     assert sorted(done) == [1, 2]
 
 
@@ -78,8 +78,8 @@ def test_kernels_survive_a_fork():
     code = """
         import os, torch
         from quorem import QR, Embedding
-        from quorem.ops.cpu import threads
-        threads.GRAIN = 1
+        from quorem.ops.cpu import launch
+        launch.GRAIN = 1
         torch.set_num_threads(2)
         table = Embedding(1000, 16, QR(4))
         ids = torch.arange(1000)

@@ -5,31 +5,33 @@ gradients are added up under that index. So the sums take no more memory than th
 row itself if the table has no more rows than the batch has ids, else by a hash table.
 
 The gradients of a row are always added in the same order: slot by slot, and within a slot in the order of the batch. So
-the bits do not depend on the number of threads.
+the bits do not depend on the number of threads. ``Sharing`` says which slots are summed together.
 """
 
 from array import array
 from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..layout import Layout
+from ..layout import BASE, FEATURE, GROUP, PITCH, SIZE, UNUSED, Layout
+from ..memory import PerTensor, in_huge_pages, scratch
 from ..pieces import Gradient, SplitGradient
 from ..rows import IdBatch, accumulator
 from .codes import load_row
 from .compiled import helper, inner, kernel
-from .launch import KINDS, KernelInput, kernel_input
-from .pages import in_huge_pages, scratch
+from .launch import KINDS, STEP_COST, KernelInput, kernel_input, run_tasks, threads_for
 from .rows import BLOCK, Source, block_rows, composition_of, prefetch_words, rows_bytes, slot_ids
-from .sharing import Work, sharing_of
-from .sums import Unit, init_places, place_at, place_of, put_count
-from .threads import STEP_COST, run_tasks, threads_for
+from .sums import Unit, init_places, place_at, place_bytes, place_of, put_count
 from .vector import INT32, INT64, item, load, over_columns, prefetch, put, reserve, size_of, store, times, wide
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 Apply = Callable[[tuple[int, ...]], None]  # what is done to summed gradients, given in a ``Unit``
+CACHED_SUMS = 1 << 20  # bytes of summed gradients at a time, which are still in a core's cache when they are used
+_MOST_PLACEMENTS = 16  # of one layout, for as many sizes of batches
 
 
 @helper
@@ -223,6 +225,92 @@ def _addresses(parts: list[Tensor], width: int) -> "array[int]":
     return array("q", numbers)
 
 
+class Work(NamedTuple):
+    """Slots whose gradients are summed together."""
+
+    first_slot: int  # the position of their first slot in ``Sharing.order``
+    num_slots: int
+    first_place: int
+    num_places: int
+    num_bytes: int  # of their places
+
+
+class Sharing:
+    """Which slots of a layout share rows: those of one group, part by part where the parts start at the same row."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.num_slots, num_partitions, _ = layout.parts.shape
+        groups: list[int] = layout.slots[:, GROUP].tolist()
+        leaders: list[int] = []  # the first slot of each slot's group
+        for slot, group in enumerate(groups):
+            leaders.append(leaders[group] if group < slot else slot)
+        self.groups: list[list[int]] = []  # of slots that are columns of the same rows only the first
+        self._units: list[int] = []  # the number of these
+        follows, members = _follows(layout), list[int]()
+        for leader in sorted({*leaders}):
+            before, members = members, [s for s in range(self.num_slots) if leaders[s] == leader]
+            if members == [s + 1 for s in before] and follows[members].all():
+                self._units[-1] += 1
+            else:
+                self.groups.append(members)
+                self._units.append(1)
+        self.order = torch.tensor([slot for group in self.groups for slot in group], device="cpu")
+        self.place_of = torch.zeros(self.num_slots, num_partitions, dtype=torch.int64, device="cpu")
+        self._places: list[list[tuple[int, int, int, int]]] = []  # of each group: base, size, pitch, number of readers
+        self._placements = lru_cache(_MOST_PLACEMENTS)(self._place)
+        parts, first = layout.parts[..., [BASE, SIZE, PITCH]].tolist(), 0
+        for members in self.groups:
+            places: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}
+            for slot in members:
+                for k, (base, size, pitch) in enumerate(parts[slot]):
+                    if base != UNUSED:
+                        places.setdefault((groups[slot], base, size, pitch), []).append((slot, k))
+            for number, readers in enumerate(places.values(), start=first):
+                self.place_of[tuple(zip(*readers, strict=True))] = number
+            self._places.append([(*key[1:], len(readers)) for key, readers in places.items()])
+            first += len(places)
+        both = zip(self._units, self._places, strict=True)
+        # Whether a row of a table, which may be several rows of ``stored``, is summed as one.
+        self.sums_whole_rows = all(pitch == units for units, places in both for _, _, pitch, _ in places)
+
+    def placement(self, num_ids: int, width: int, float_bytes: int) -> tuple[list[Work], Tensor]:
+        """Units of work of at most ``num_ids`` of each slot, and where places lie, int64 ``[P, PLACE_COLUMNS]``."""
+        num_ids = 1 << max(num_ids - 1, 0).bit_length()  # so that batches of similar sizes share a placement
+        return self._placements(num_ids, width, float_bytes)
+
+    def _place(self, num_ids: int, width: int, float_bytes: int) -> tuple[list[Work], Tensor]:
+        works, table = [Work(0, 0, 0, 0, 0)], list[tuple[int, ...]]()
+        for slots, units, places in zip(self.groups, self._units, self._places, strict=True):
+            limits = [min(readers * num_ids, rows) for _, rows, _, readers in places]
+            sizes = [place_bytes(limit, units * width, float_bytes) for limit in limits]
+            first_slot, num_slots, first_place, _, start = works[-1]
+            if num_slots and start + sum(end for *_, end in sizes) > CACHED_SUMS:
+                first_slot, num_slots, first_place, start = first_slot + num_slots, 0, len(table), 0
+                works.append(Work(first_slot, 0, first_place, 0, 0))
+            for (base, rows, pitch, _), (entries, hashes, sums, end) in zip(places, sizes, strict=True):
+                table.append((base, rows * pitch, pitch, units, entries, start, start + hashes, start + sums))
+                start += end
+            works[-1] = Work(first_slot, num_slots + len(slots), first_place, len(table) - first_place, start)
+        return works, torch.tensor(table, device="cpu")
+
+
+def _follows(layout: Layout) -> Tensor:
+    """Which slots ``[S]`` are the columns after those of the slot before, of the same rows."""
+    change, used = layout.parts.diff(dim=0, prepend=layout.parts[:1]), layout.parts[..., BASE] != UNUSED
+    change[..., BASE] -= used.to(change.dtype)
+    same_rows = ((change == 0).all(2) & (~used | (layout.parts[..., PITCH] > 1))).all(1)
+    same_rows[1:] &= layout.slots[1:, FEATURE] == layout.slots[:-1, FEATURE]
+    return same_rows
+
+
+_sharing = PerTensor()  # of ``slots``
+
+
+def sharing_of(layout: Layout) -> Sharing:
+    """Which slots share rows."""
+    return _sharing.get(layout.slots) or _sharing.set(layout.slots, Sharing(layout))
+
+
 def sum_by_row(grad: Gradient, stored: Tensor, inputs: KernelInput, layout: Layout, apply: Apply) -> None:
     """Sum the row gradients of a batch, some slots at a time, and use the sums while they are in the cache.
 
@@ -233,7 +321,7 @@ def sum_by_row(grad: Gradient, stored: Tensor, inputs: KernelInput, layout: Layo
     parts = grad.parts() if isinstance(grad, SplitGradient) else [grad.contiguous().flatten(1)]
     sharing, grads = sharing_of(layout), _addresses(parts, stored.shape[1])
     threads = threads_for(STEP_COST * inputs.longest * slots * partitions * stored.shape[1])
-    units, places = sharing.placement(inputs.longest, stored.shape[1], accumulator(stored).itemsize)
+    units, places = sharing.placement(inputs.longest, stored.shape[1], max(stored.itemsize, 4))
     shares = -(-threads // len(units))  # threads that share the rows of a unit
     fixed = (inputs.kind, inputs.width, inputs.source, KINDS[parts[0].dtype], grads.buffer_info()[0])
     order, tables = sharing.order.data_ptr(), (sharing.place_of.data_ptr(), places.data_ptr())

@@ -1,8 +1,14 @@
-"""From tensors to what the kernels take: the ids of a batch, the rows that they read, and rules that move these."""
+"""From tensors to what the kernels take: the ids of a batch, the rows that they read, and rules that move these.
 
-from collections.abc import Iterator
+And the threads that run them. Kernels run without the interpreter's lock, so Python's own threads serve. Unlike
+Numba's, they can be used from any thread, survive a fork, and do not spin while they wait.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -13,7 +19,7 @@ from ...paper.schemes import Full
 from ..codes import NARROW, code_bytes, num_stored, stored_shape
 from ..layout import Layout, build, check_rows, num_rows_read
 from ..lookup import CodeOptions
-from ..per_tensor import PerTensor
+from ..memory import PerTensor
 from ..pieces import Gradient
 from ..rows import IdBatch, accumulator
 from ..state import RowRule
@@ -60,10 +66,10 @@ def kernel_input(
         is_shaped = ids.dim() == 1 and not rest and (sample_weights is None or sample_weights.shape == ids.shape)
     if ids.dtype not in (torch.int32, torch.int64):
         return None
-    if isinstance(grad, Tensor) and (
-        grad.dtype not in (stored.dtype, accumulator(stored)) or grad.shape != (size, layout.slots.shape[0], width)
-    ):
-        return None
+    if isinstance(grad, Tensor):
+        is_known = grad.dtype == stored.dtype or grad.dtype == accumulator(stored)
+        if not is_known or grad.shape != (size, layout.slots.shape[0], width):
+            return None
     kind: Any = KINDS.get(stored.dtype)
     num_rows, row_size = len(stored), stored.shape[1] * stored.itemsize
     if codes and stored.dtype == torch.uint8 and stored.shape[1] == stored_shape(1, width, codes["bits"])[1]:
@@ -73,7 +79,8 @@ def kernel_input(
     if known is None:
         return None
     stored = stored.contiguous()
-    check_rows(num_rows, known.num_rows)
+    if num_rows < known.num_rows:
+        check_rows(num_rows, known.num_rows)
     rows = (stored.data_ptr(), row_size, *known.fields)
     if offsets is None:
         source = (*rows, ids.data_ptr(), int(ids.dtype == torch.int64), *ids.stride(), size, 0, 0, 0)
@@ -155,3 +162,32 @@ def fits(stored: Tensor, rule: RowRule) -> bool:
     shape = stored.shape[:1] if rule.entry.by_row else stored.shape
     averages = [getattr(rule.state, name) for name in rule.entry.averages]
     return all(average.shape == shape and average.is_contiguous() for average in averages)
+
+
+GRAIN = 1 << 20  # elements of a lookup that are worth a thread
+STEP_COST = 4  # times as long as to look a number up does it take to sum its gradient and update it
+
+
+def threads_for(elements: int) -> int:
+    """How many threads to use for the work of looking up that many numbers. They do not change the results."""
+    return max(min(torch.get_num_threads(), elements // GRAIN), 1)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="quorem")
+
+
+def run_tasks(run: Callable[..., bool | None], tasks: Iterable[tuple[Any, ...]], threads: int) -> bool:
+    """Call ``run`` with each task, on whichever of some threads is free first; returns whether a call returned True."""
+    if threads == 1:
+        return any([run(*task) for task in tasks])
+    futures = [_pool(threads).submit(run, *task) for task in tasks]
+    try:
+        return any([future.result() for future in futures])
+    finally:  # even after an exception: other threads still use memory that this one owns
+        wait(futures)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has none of the threads

@@ -8,13 +8,12 @@ from torch import Tensor
 from .. import layout as column
 from ..layout import Layout
 from ..lookup import CodeOptions
+from ..memory import in_huge_pages
 from ..rows import IdBatch, accumulator, raise_out_of_range
 from .codes import load_row
 from .compiled import inner, kernel
-from .launch import KINDS, STREAMED, kernel_input, ranges
-from .pages import in_huge_pages
+from .launch import KINDS, STREAMED, kernel_input, ranges, run_tasks, threads_for
 from .rows import BLOCK, Composition, Source, block_rows, composition_of, prefetch_words, rows_bytes, run_of, slot_item
-from .threads import run_tasks, threads_for
 from .vector import INT64, choose, fence, item, load, over_columns, reserve, size_of, store, stream, times, wide
 
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ..layout import Layout
 from ..lookup import CodeOptions
+from ..memory import in_huge_pages, scratch
 from ..pieces import COLUMN, DIM, KEPT, MATRIX, PIECE_COLUMNS, START, SUMS, WIDTH, Pieces
 from ..rows import IdBatch, accumulator, raise_out_of_range
 from .compiled import helper, inner, kernel
-from .launch import KINDS, STREAMED, kernel_input, ranges
+from .launch import KINDS, STEP_COST, STREAMED, kernel_input, ranges, run_tasks, threads_for
 from .lookup import compose_run, write_columns
-from .pages import in_huge_pages, scratch
 from .rows import BLOCK, Source, rows_bytes
-from .threads import STEP_COST, run_tasks, threads_for
 from .vector import (
     INT64,
     columns,

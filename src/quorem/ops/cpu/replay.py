@@ -10,10 +10,9 @@ from ..layout import Layout
 from ..rows import IdBatch
 from ..state import MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, RowRule
 from .compiled import inner, kernel
-from .launch import KINDS, fits, kernel_input, ranges, rows_as_ids
-from .rounding import Rounding, rounding_by, store_rounded
+from .launch import KINDS, STEP_COST, fits, kernel_input, ranges, rows_as_ids, run_tasks, threads_for
+from .rounding import NO_ROUNDING, Rounding, rounding_by, store_rounded
 from .rows import BLOCK, Source, block_rows, composition_of, rows_bytes, slot_ids
-from .threads import STEP_COST, run_tasks, threads_for
 from .vector import (
     FLOAT64,
     INT32,
@@ -254,5 +253,5 @@ def lagging(rule: RowRule) -> tuple[tuple[float, ...], ...]:
     averages = (state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq, state.last)
     addresses = (0 if tensor is None else tensor.data_ptr() for tensor in averages)
     moments = state.moments.data_ptr() if len(state.moments) else 0
-    rounding = rounding_by(None if seed is None else ~seed, step)  # other bits than the step's own
+    rounding = NO_ROUNDING if seed is None else rounding_by(~seed, step)  # other bits than the step's own
     return (*addresses, step, state.lrs.data_ptr(), len(state.lrs), moments), tuple(rule.constants), rounding

@@ -32,9 +32,12 @@ class Rounding(NamedTuple):
     second_key: int = 0
 
 
-def rounding_by(seed: int | None, step: int) -> tuple[int, ...]:
+NO_ROUNDING = tuple(Rounding(0))
+
+
+def rounding_by(seed: int, step: int) -> tuple[int, ...]:
     """``ops.rounding.Rounding`` of a seed and step, as kernels take it."""
-    return tuple(Rounding(0) if seed is None else Rounding(1, (step * 0x9E3779B1) & _LOW, seed & _LOW))
+    return (1, (step * 0x9E3779B1) & _LOW, seed & _LOW)
 
 
 @chosen

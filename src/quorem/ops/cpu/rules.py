@@ -13,11 +13,10 @@ from ..pieces import Gradient
 from ..rows import IdBatch, accumulator
 from ..state import AdagradState, AdamConstants, AdamState, RowRule, RowWiseAdagradState
 from .compiled import inner, kernel
-from .gradients import Apply, sum_by_row
+from .gradients import Apply, sharing_of, sum_by_row
 from .launch import KINDS, fits, kernel_input, rows_as_ids
 from .replay import AdamRows, advance_, catch_up_row, lagging
-from .rounding import Rounding, load_sum, rounding_by, store_rounded, store_sum
-from .sharing import sharing_of
+from .rounding import NO_ROUNDING, Rounding, load_sum, rounding_by, store_rounded, store_sum
 from .sums import Unit, place_at
 from .vector import (
     INT32,
@@ -195,7 +194,7 @@ def rows_update_(rows: Tensor, values: Tensor, stored: Tensor, rule: RowRule) ->
 def _step_on(stored: Tensor, rule: RowRule) -> Apply:
     """What a step does to summed gradients."""
     state, lr, step = rule.state, float(rule.lr), int(rule.state.step)
-    rounding = rounding_by(rule.rounding_seed, step)
+    rounding = NO_ROUNDING if rule.rounding_seed is None else rounding_by(rule.rounding_seed, step)
     fixed: tuple[Any, ...]
     if isinstance(state, AdamState):
         *rows, missed_rounding = lagging(rule)

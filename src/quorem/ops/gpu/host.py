@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import layout as column
 from ..layout import CLOSED_FORM, MULT, NO_PADDING, UNUSED, UNUSED_PART, Layout, check_rows, num_rows_read
-from ..per_tensor import PerTensor
+from ..memory import PerTensor
 from ..rows import accumulator
 from ..state import NARROW
 from ..words import with_words

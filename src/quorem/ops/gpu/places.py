@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..layout import BASE, FEATURE, OWN, PITCH, SIZE, UNUSED
-from ..per_tensor import PerTensor
+from ..memory import PerTensor
 from .host import HostLayout
 from .launch import cdiv, power_of_2
 

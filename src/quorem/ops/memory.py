@@ -1,4 +1,4 @@
-"""Memory: huge pages for large tensors, and scratch memory that a thread keeps.
+"""Memory: values kept beside a tensor, scratch memory that a thread keeps, and huge pages for large tensors.
 
 Rows are read in no order in tables of many megabytes. With pages of 4 KB almost each of them misses the processor's
 cache of addresses, with pages of 2 MB few do. And each page costs time when it is first written, so a large output in
@@ -7,9 +7,10 @@ fresh memory is written sooner in a few huge pages. Linux is asked for them by `
 
 import ctypes
 import sys
+import weakref
 from functools import cache
 from threading import local
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,25 @@ PAGE = 1 << 21
 LEAST = 1 << 22  # bytes of a tensor that is worth it
 _MADV_HUGEPAGE = 14
 _kept = local()  # ``memory``: of ``scratch``
+Value = TypeVar("Value")
+
+
+class PerTensor:
+    """A value for each of some tensors, kept as long as the tensor object lives."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+
+    def get(self, tensor: Tensor) -> Any:
+        """What was set for ``tensor``, or None."""
+        entry = self._values.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
+
+    def set(self, tensor: Tensor, value: Value) -> Value:
+        """Keep ``value``, and return it."""
+        values, key = self._values, id(tensor)
+        values[key] = weakref.ref(tensor, lambda _: values.pop(key, None)), value
+        return value
 
 
 @cache

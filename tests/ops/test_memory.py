@@ -6,28 +6,28 @@ import pytest
 import torch
 
 from quorem import QR, Embedding
-from quorem.ops.cpu import pages
+from quorem.ops import memory
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """The first address, the length and the advice of each call."""
     calls = []
-    monkeypatch.setattr(pages, "_madvise", lambda: lambda *call: calls.append(call))
+    monkeypatch.setattr(memory, "_madvise", lambda: lambda *call: calls.append(call))
     return calls
 
 
 def test_whole_pages_within_a_large_tensor_are_asked_for(asked):
-    large = torch.empty(3 * pages.PAGE, dtype=torch.uint8)
-    assert pages.in_huge_pages(large) is large
+    large = torch.empty(3 * memory.PAGE, dtype=torch.uint8)
+    assert memory.in_huge_pages(large) is large
     ((first, length, advice),) = asked
-    assert advice == 14 and first % pages.PAGE == length % pages.PAGE == 0 and length >= 2 * pages.PAGE
+    assert advice == 14 and first % memory.PAGE == length % memory.PAGE == 0 and length >= 2 * memory.PAGE
     assert large.data_ptr() <= first and first + length <= large.data_ptr() + large.nbytes
 
 
 @pytest.mark.parametrize("tensor", [torch.empty(1000), torch.empty(1 << 22, device="meta")], ids=["small", "meta"])
 def test_other_tensors_are_left_alone(tensor, asked):
-    assert pages.in_huge_pages(tensor) is tensor and not asked
+    assert memory.in_huge_pages(tensor) is tensor and not asked
 
 
 def test_tables_ask_and_a_refusal_does_no_harm(asked):
@@ -38,11 +38,11 @@ def test_a_thread_keeps_its_scratch_memory():
     addresses = {}
 
     def work(name):
-        first = pages.scratch(10_000)
+        first = memory.scratch(10_000)
         assert first.data_ptr() % 64 == 0 and first.nbytes >= 10_000
         addresses[name] = first.data_ptr()
-        assert pages.scratch(10).data_ptr() == addresses[name]
-        assert pages.scratch(2 * first.nbytes).nbytes == 2 * first.nbytes
+        assert memory.scratch(10).data_ptr() == addresses[name]
+        assert memory.scratch(2 * first.nbytes).nbytes == 2 * first.nbytes
 
     threads = [Thread(target=work, args=(name,)) for name in "ab"]
     for thread in threads:
