@@ -14,8 +14,7 @@ from quorem.paper.schemes.frequency import comes_by_frequency, places
 from quorem.planner import FEW, by_count, plan_modules
 from quorem.planner.by_count import CountedTables, Tally, divide
 from quorem.planner.counted import plan_counted, tally
-from quorem.planner.footprint import Form, StoredModules
-from quorem.planner.modules import modules_of
+from quorem.planner.footprint import Form, StoredModules, modules_of
 
 
 def zipf(n: int, visits: int, *, shuffled: int | None = None) -> torch.Tensor:

@@ -18,12 +18,11 @@ from ..paper.init import deviation
 from ..paper.schemes import Scheme
 from ..planner.footprint import StateBytes
 from .choose import choose, size_of, state_bytes
-from .declared_ties import declare_, tie_
 from .decompress import decompress_
 from .follow import check_followed, follow_, optimizer_name
 from .groups import ChosenScheme, WeightGroup, check_model, groups_in, leave_out, torchrec_tools
 from .report import Entry, Report
-from .swap import computed_before, keep_, out_of_reach, swap_
+from .swap import computed_before, declare_, keep_, out_of_reach, swap_, tie_
 
 __all__ = ["Entry", "Report", "compress_", "decompress_"]
 
@@ -225,10 +224,9 @@ def _composed_modules(group: WeightGroup, choice: ChosenScheme, fit: bool) -> di
         options |= {"dtype": choice.dtype or weight.dtype, "frequencies": group.ranking}
         if not fit and not weight.is_meta:
             options["init_std"] = deviation(weight)
-        kind: type[Embedding] = Embedding
-        if isinstance(module, nn.EmbeddingBag):
-            kind = EmbeddingBag
+        if is_bag := isinstance(module, nn.EmbeddingBag):
             options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+        kind = EmbeddingBag if is_bag else Embedding
         sizes = (module.num_embeddings, module.embedding_dim, choice.scheme)
         new = composed[module] = kind(*sizes, **options)
         if source is None:

@@ -12,11 +12,10 @@ from ..modules.lookup import Tables
 from ..modules.tied import TiedLinear
 from ..paper.schemes import Full
 from .choose import size_of
-from .declared_ties import declare_again_
 from .follow import exchange_, has_state, optimizer_name
 from .groups import check_model, torchrec_tools
 from .report import Entry, Report
-from .swap import keep_, swap_
+from .swap import declare_again_, keep_, swap_
 
 
 def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) -> Report:
@@ -68,15 +67,14 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
         assert isinstance(module, Embedding)
         if module.updates.collector is not None:
             raise ValueError(f"{name} is updated in the backward pass: remove() that optimizer first")
-        weight = weights.get(module.stored)
-        after = 0 if weight is not None else module.num_embeddings * module.embedding_dim * module.dtype.itemsize
-        if weight is None:
+        after, n, d = 0, module.num_embeddings, module.embedding_dim
+        if module.stored not in weights:
             weight = nn.Parameter(module.to_dense().detach(), requires_grad=module.stored.requires_grad)
             weights[module.stored] = weight
+            after = weight.nbytes
             targets |= {p: [weight] if p is module.stored else [] for p in module.parameters()}
-        modules[module] = _plain(module, weight)
-        sizes = (module.num_embeddings, module.embedding_dim, before, after, 0)
-        report.entries.append(Entry(name, *sizes, Full(), "decompressed"))
+        modules[module] = _plain(module, weights[module.stored])
+        report.entries.append(Entry(name, n, d, before, after, 0, Full(), "decompressed"))
     for tied in list(model.modules()):
         if isinstance(tied, TiedLinear) and tied.embedding in modules:
             linear = nn.Linear(tied.in_features, tied.out_features, bias=False, device="meta")
@@ -108,10 +106,9 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
 def _plain(module: Embedding, weight: nn.Parameter) -> nn.Module:
     """The ``torch.nn`` module that replaces a composed one."""
     options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
-    kind: type[nn.Embedding | nn.EmbeddingBag] = nn.Embedding
-    if isinstance(module, EmbeddingBag):
-        kind = nn.EmbeddingBag
+    if is_bag := isinstance(module, EmbeddingBag):
         options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+    kind = nn.EmbeddingBag if is_bag else nn.Embedding
     new = kind(module.num_embeddings, module.embedding_dim, **options)
     new.weight = weight
     keep_(module, new)

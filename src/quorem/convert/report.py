@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ..paper.schemes import Scheme
 from ..planner.budget import show_bytes
-from ..planner.printed import aligned
+from ..planner.planned import aligned
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,9 @@ class TorchRecCollection:
             tables.append(table)
         first = next(iter(groups.values())).first.weight
         options: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
-        kind: type[Ours] = integration.EmbeddingCollection
-        if isinstance(module, POOLED):
-            kind = integration.EmbeddingBagCollection
+        if is_pooled := isinstance(module, POOLED):
             options |= {"mode": configs[0].pooling.value.lower(), "is_weighted": module.is_weighted()}
-        new = kind(tables, **options)
+        new = OURS[0 if is_pooled else 1](tables, **options)
         if not first.is_meta:
             single = EmbeddingCollection(tables, device=first.device, dtype=first.dtype)
             _fill_(single, groups, fit)

@@ -10,7 +10,7 @@ from ..checks import dtype_name
 from ..data.prepared import Prepared
 from ..optimizer_names import Optimizer, StateDtype
 from ..planner import Plan, plan_modules
-from ..planner.modules import modules_of
+from ..planner.footprint import modules_of
 from ..training.config import RowDtype, RunConfig
 from ..training.feed import Feed
 from ..training.loop import train

@@ -5,6 +5,7 @@ Any safetensors reader can open them. Reading maps the file: tensors are views o
 
 import json
 import os
+import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -90,7 +91,10 @@ class TensorFile:
                 values = _opened(self.path, metadata, kind)
                 self.tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, RuntimeError) as error:
-            raise ValueError(f"{self.path} {_what_else(self.path, kind)}: {error}") from None
+            what = f"is damaged, or not a {kind.name} file"
+            if zipfile.is_zipfile(self.path):
+                what = f"is a zip archive, such as torch.save writes, and not a {kind.name} file (it is not unpickled)"
+            raise ValueError(f"{self.path} {what}: {error}") from None
         self.description: dict[str, Any] = values["description"]
         checksums: dict[str, int] = values["checksums"]
         if wrong := sorted(self.tensors.keys() ^ checksums.keys()):
@@ -133,12 +137,3 @@ def _opened(path: Path, metadata: Mapping[str, str], kind: FileKind) -> dict[str
         rule = f"this quorem reads {kind.version}: see CHANGELOG.md"
         raise ValueError(f"{path} has format version {str(version)[:40]!r}, but {rule}")
     return content
-
-
-def _what_else(path: Path, kind: FileKind) -> str:
-    """What a file may be that is no safetensors file."""
-    with open(path, "rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if is_zip:
-        return f"is a zip archive, such as torch.save writes, and not a {kind.name} file (it is not unpickled)"
-    return f"is damaged, or not a {kind.name} file"

@@ -2,14 +2,14 @@
 
 How a budget becomes a plan, and the file of each step:
 
-1. ``modules``: the tables to plan, grouped by the module that holds them, with the frequencies of their ids.
-2. ``footprint``: the bytes of a row, a table and a module, the optimizer's state included.
-3. Where the ids of all tables are counted, ``counted``: the same thresholds on counts divide the ids of all tables
+1. ``footprint``: the tables to plan, grouped by the module that holds them, with the frequencies of their ids; and the
+   bytes of a row, a table and a module, the optimizer's state included.
+2. Where the ids of all tables are counted, ``counted``: the same thresholds on counts divide the ids of all tables
    into those with rows of their own, those that share a pool, and the rest (``by_count``). Otherwise ``evenly``: all
    tables that shrink have the same number of collisions.
-4. ``plan_modules`` repeats step 3 for each dtype, or number of bits, that rows may have, then for narrower rows, and
+3. ``plan_modules`` repeats step 2 for each dtype, or number of bits, that rows may have, then for narrower rows, and
    takes the best plan.
-5. ``planned``: the plan as a value, to and from JSON. ``printed`` is its text.
+4. ``planned``: the plan as a value, to and from JSON, and its text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +29,7 @@ from ..paper.schemes import RawCounts
 from .budget import parse_bytes, show_bytes
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
-from .footprint import Form, StoredModules
-from .modules import Module, module_of, modules_of
+from .footprint import Form, Module, StoredModules, module_of, modules_of
 from .planned import Candidate, Plan
 
 __all__ = ["Module", "Plan", "module_of", "plan", "plan_modules"]
@@ -192,17 +191,14 @@ def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], time
     Fewer bits of a number lose next to nothing. The narrower rows are, the more ids have their own, but a row of fewer
     numbers says less: the traffic of ids that share rows, and that which the width is worth, are the least together.
     """
-    costs = []
-    if times_narrower in (None, 1):
-        for form in forms:
-            candidate = attempt(form)
-            if candidate.gives_rows_to_all:
-                return candidate.plan
-        costs.append((candidate.shared, candidate.plan))
+    candidates: list[tuple[float, Candidate]] = []  # with the share of the traffic that their width is worth
+    for form in forms if times_narrower in (None, 1) else ():
+        candidate = attempt(form)
+        if candidate.gives_rows_to_all:
+            return candidate.plan
+        candidates = [(0.0, candidate)]
     for times, share in NARROWING.items():
         for few in (FEW, 0) if times_narrower in (None, times) else ():
-            candidate = attempt(forms[-1], times, few)
-            costs.append((candidate.shared + share + (0 if few else ALL_NARROW), candidate.plan))
-    return min(
-        ((cost, planned) for cost, planned in costs if planned is not None), key=itemgetter(0), default=(0, None)
-    )[1]
+            candidates.append((share + (0 if few else ALL_NARROW), attempt(forms[-1], times, few)))
+    possible = [(share + each.shared, each.plan) for share, each in candidates if each.plan is not None]
+    return min(possible, key=itemgetter(0), default=(0, None))[1]

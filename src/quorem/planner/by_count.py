@@ -15,7 +15,7 @@ Everything is counted in bytes, so that tables may differ in width. ``docs/choos
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,8 +161,8 @@ class CountedTables:
         cold_bytes = np.bincount(self.group, cold * self.row, self.num_groups)
         for g in np.flatnonzero(cold_bytes).tolist():
             row, num_cold = int(self.group_row[g]), int(cold_bytes[g]) // int(self.group_row[g])
-            least = fewest_pool_rows(Mixing.covering(num_cold).bits)
-            rows = max(least, int(pool_bytes * (cold_bytes[g] / cold_bytes.sum())) // row)
+            least = coprime_sizes(2 ** Mixing.covering(num_cold).bits, PARTITIONS)  # in which no two ids are alike
+            rows = max(sum(least), int(pool_bytes * (cold_bytes[g] / cold_bytes.sum())) // row)
             if rows >= num_cold:  # then they may as well have rows of their own
                 hot, cold = np.where(self.group == g, kept, hot), np.where(self.group == g, 0, cold)
             else:
@@ -291,13 +291,3 @@ def _most_hot(
         return tables.bytes(division_with(num_hot)) <= budget
 
     return division_with(most - bisect_left(range(most, 0, -1), True, key=fits)) if fits(0) else None
-
-
-@lru_cache(maxsize=64)
-def fewest_pool_rows(bits: int) -> int:
-    """Rows of the smallest pool in which each of ``2**bits`` ids has a combination of rows of its own.
-
-    >>> fewest_pool_rows(14)
-    257
-    """
-    return sum(coprime_sizes(2**bits, PARTITIONS))

@@ -42,10 +42,8 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
     groups = list(zip(stored.module_of.tolist(), stored.widths, strict=True))
     number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}  # by module and width
     group_of = np.array([number_of[group] for group in groups])
-    pool_modules = [stored.stored[m] for m, _ in number_of]
-    pool_state = np.array([module.state.table for module in pool_modules])
+    first = np.unique(group_of, return_index=True)[1]  # a table of each group
     pieces = np.array([width // module.width for module, width in zip(stored.of_table, stored.widths, strict=True)])
-    pool_pieces = np.array([width // module.width for module, (_, width) in zip(pool_modules, number_of, strict=True)])
     # The lists of all tables of a module are stored in one tensor, so they have one dtype.
     most_ids = [max(table.num_embeddings for table in each.module.tables) for each in stored.stored]
     of_module = np.where(np.array(most_ids) >= 2**31, 8, 4) * stored.copies
@@ -55,11 +53,11 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
     def bytes_shared(division: Division) -> tuple[int, int]:
         partitions = (division.own > 0) + PARTITIONS * (division.cold > 0)
         rows = np.bincount(stored.module_of, division.own * pieces)
-        rows += np.bincount([m for m, _ in number_of], division.pools * pool_pieces, len(rows))
+        rows += np.bincount(stored.module_of[first], division.pools * pieces[first], len(rows))
         return stored.shared(partitions, rows.astype(np.int64).tolist())
 
     def overhead(division: Division) -> int:
-        of_pools = (pool_state * PARTITIONS * (division.pools > 0)).sum()
+        of_pools = (stored.table_state[first] * PARTITIONS * (division.pools > 0)).sum()
         of_tables = (stored.table_state * (division.own > 0)).sum()
         return sum(bytes_shared(division)) + stored.matrix_bytes + int(of_tables + of_pools) + index_bytes(division)
 

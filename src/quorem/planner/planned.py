@@ -1,4 +1,4 @@
-"""A plan: a scheme for each table, with the bytes that it will take."""
+"""A plan: a scheme for each table, with the bytes that it will take; as JSON, and as a table for the terminal."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from ..paper import schemes
-from ..paper.schemes import Scheme
+from ..paper.schemes import Full, HotCold, Scheme
 from ..paper.schemes.frequency import Ranking
 from .budget import show_bytes
-from .printed import plan_text
 
 FORMAT = "quorem-plan"
+SHARED = "integers that find rows, scales that narrow rows share, and optimizer state that is not by row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +141,40 @@ class Plan(Mapping[str, Scheme]):
         return len(self.tables)
 
     def __repr__(self) -> str:
-        compressed = sum(not isinstance(table.scheme, schemes.Full) for table in self.tables)
+        compressed = sum(not isinstance(table.scheme, Full) for table in self.tables)
         size = f"{show_bytes(self.bytes)} of {show_bytes(self.budget)}"
         return f"Plan({len(self)} tables, {compressed} of them compressed, {size})"
 
     def __str__(self) -> str:
-        return plan_text(self)
+        counted = any(table.traffic for table in self.tables)
+        about = ["hot", "cold", "rest", "hot %", "cold %", "rest %"] if counted else ["D"]
+        rows = [["table", "ids", *about, "before", "after", "state", "" if counted else "scheme"]]
+        for table in self.tables:
+            dtype = "" if table.dtype == torch.float32 else dtype_name(table.dtype)
+            about = _hot_cold_rest(table) if counted else [str(table.embedding_dim)]
+            if counted:
+                how = [*["full"] * isinstance(table.scheme, Full), *["lists its hot and cold ids"] * table.ranked]
+                how += [f"rows of {table.scheme.width} numbers"] if table.scheme.width else []
+            else:
+                how = [repr(table.scheme), table.why]
+            sizes = [show_bytes(size) for size in (table.bytes_before, table.bytes, table.state_bytes)]
+            size = (table.name, f"{table.num_embeddings:,}", *about)
+            rows.append([*size, *sizes, ", ".join(filter(None, [*how, dtype]))])
+        for pool in self.pools:
+            use = f"{pool.num_rows:,} rows, of which each of these ids sums two; {len(pool.tables)} tables share them"
+            about = ["", f"{pool.num_ids:,}", "", "", _percent(pool.traffic), ""]
+            rows.append([f"({pool.name})", "", *about, "", show_bytes(pool.bytes), show_bytes(pool.state_bytes), use])
+        blank = [""] * len(about)
+        shared = [show_bytes(self.shared_bytes), show_bytes(self.shared_state_bytes)]
+        rows.append(["(shared)", "", *blank, "", *shared, SHARED])
+        total = [sum(t.bytes_before for t in self.tables), self.bytes - self.state_bytes, self.state_bytes]
+        whole = f"{show_bytes(self.bytes)} of {show_bytes(self.budget)}"
+        whole += "" if self.state_dtype == "float32" else f", with the state in {self.state_dtype}"
+        whole += f", once rows are stored in {self.bits} bits" if self.bits else ""
+        about = ["", "", "", *map(_percent, self.traffic)] if counted else blank
+        ids = sum(table.num_embeddings for table in self.tables)
+        rows.append(["total", f"{ids:,}", *about, *map(show_bytes, total), whole])
+        return aligned(rows)
 
     def applied_to(self, tables: Sequence[Table]) -> list[Table]:
         """The tables with their planned schemes; they keep ``frequencies`` only where lists of ids are needed.
@@ -220,3 +248,25 @@ def _row_dtype(name: Any) -> torch.dtype:
     if not isinstance(name, str) or name not in FLOAT_DTYPES:
         raise ValueError(f"{name!r} must be one of {', '.join(map(repr, FLOAT_DTYPES))}")
     return FLOAT_DTYPES[name]
+
+
+def _hot_cold_rest(table: PlannedTable) -> list[str]:
+    scheme, n = table.scheme, table.num_embeddings
+    hot, rest = (scheme.num_hot, scheme.num_rest) if isinstance(scheme, HotCold) else (n, 0)
+    return [*(f"{number:,}" for number in (hot, n - hot - rest, rest)), *map(_percent, table.traffic or (0, 0, 0))]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as lines with aligned columns; columns of numbers are aligned to the right."""
+    columns = list(zip(*rows, strict=True))
+    is_number = [j > 0 and any(cell[:1].isdigit() for cell in column) for j, column in enumerate(columns[:-1])]
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, [*is_number, False], strict=True)
+        lines.append("  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells))
+    return "\n".join(line.rstrip() for line in lines)

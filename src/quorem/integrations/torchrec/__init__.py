@@ -13,8 +13,7 @@ except ModuleNotFoundError as error:
         " && pip install --no-deps torchrec==1.8.0"
     ) from error
 
-from .collections import EmbeddingBagCollection, EmbeddingCollection
-from .plans import constraints
+from .collections import EmbeddingBagCollection, EmbeddingCollection, constraints
 from .state import copy_state_, to_collection
 
 __all__ = [

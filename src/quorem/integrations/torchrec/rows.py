@@ -134,17 +134,14 @@ class RowNumbers(nn.Module):
         """The rows that the batch reads."""
         self._check(features)
         layout = Layout(self.slots, self.parts, self.maps, self.spans, self.ranks)
-        batches, rows = [], []
         single = features.values().numel() == features.lengths().numel() and bool(features.lengths().all())
         every = [features[name] for name in self.names]
-        for f, (jagged, of_feature) in enumerate(zip(every, self._ids_of(every), strict=True)):
-            ids, inverse = torch.unique(of_feature, return_inverse=True)
-            reads = reads_of(ids[:, None], self.slots[f : f + 1], self.parts[f : f + 1], layout)
-            rows.append(rows_read(reads)[:, 0])
-            weights = jagged.weights() if self.weighted else None
-            lengths = jagged.lengths()
-            bag = None if single else torch.arange(len(lengths), device=ids.device).repeat_interleave(lengths)
-            batches.append(Ids(ids, reads.valid[:, 0], (), inverse, lengths, bag, weights))
+        distinct = [torch.unique(ids, return_inverse=True) for ids in self._ids_of(every)]
+        reads = [
+            reads_of(ids[:, None], self.slots[f : f + 1], self.parts[f : f + 1], layout)
+            for f, (ids, _) in enumerate(distinct)
+        ]
+        rows = [rows_read(each)[:, 0] for each in reads]
         requests: list[KeyedJaggedTensor] = []
         positions: dict[tuple[int, int], Tensor] = {}
         read = [(f, j, part) for f, parts in enumerate(self.parts_read) for j, part in enumerate(parts)]
@@ -153,9 +150,12 @@ class RowNumbers(nn.Module):
             request, index = _request(group, torch.cat([rows[f][:, j] for f, j in readers]))
             positions |= zip(readers, index.split([len(rows[f]) for f, _ in readers]), strict=True)
             requests.append(request)
-        for f, batch in enumerate(batches):
+        batches = []
+        for f, (jagged, (ids, inverse)) in enumerate(zip(every, distinct, strict=True)):
+            lengths, weights = jagged.lengths(), jagged.weights() if self.weighted else None
+            bag = None if single else torch.arange(len(lengths), device=ids.device).repeat_interleave(lengths)
             of_parts = tuple(positions[f, j] for j in range(len(self.parts_read[f])))
-            batches[f] = batch._replace(positions=of_parts)
+            batches.append(Ids(ids, reads[f].valid[:, 0], of_parts, inverse, lengths, bag, weights))
         return RowBatch(tuple(requests), tuple(batches), self.ranks)
 
     def expected_rows(self, batch_size: int, ids_per_sample: Mapping[str, float]) -> dict[str, float]:
