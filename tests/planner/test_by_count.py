@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from allocated import OPTIMIZERS, built, least_of, size_of, state_size, tensors_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quorem import Embedding, EmbeddingCollection, Full, HotCold, Plan, Pool, Table, optim, plan, quantize_
@@ -94,6 +94,7 @@ drawn_counts = st.lists(st.integers(0, 30), min_size=1, max_size=60)
     st.sampled_from([None, "adagrad", "rowwise_adagrad", "adam"]),
     st.sampled_from([(), (8,), (4,), (8, 4)]),
 )
+@example([([0, 2], 4, False)], 0, None, (8,))  # a block of 16 rows in 8 bits takes more bytes than two in float32
 def test_any_counts_are_planned_exactly(drawn: list, more: int, optimizer: str | None, bits: tuple[int, ...]) -> None:
     """Ties, zeros, single ids; in order or not; from the smallest budget on."""
     counts = [torch.tensor(sorted(c, reverse=True) if ordered else c) for c, _, ordered in drawn]

@@ -186,7 +186,7 @@ def _forms(
 
 
 def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], times_narrower: int | None) -> Plan | None:
-    """The widest form that gives rows to all ids that count; else the fewest bits, and the best width.
+    """The widest form that gives rows to all ids that count; else the fewest bits that fit, and the best width.
 
     Fewer bits of a number lose next to nothing. The narrower rows are, the more ids have their own, but a row of fewer
     numbers says less: the traffic of ids that share rows, and that which the width is worth, are the least together.
@@ -196,7 +196,8 @@ def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], time
         candidate = attempt(form)
         if candidate.gives_rows_to_all:
             return candidate.plan
-        candidates = [(0.0, candidate)]
+        if candidate.plan is not None:  # not so in 8 bits, whose rows are in blocks, if there are few rows
+            candidates = [(0.0, candidate)]
     for times, share in NARROWING.items():
         for few in (FEW, 0) if times_narrower in (None, times) else ():
             candidates.append((share + (0 if few else ALL_NARROW), attempt(forms[-1], times, few)))
