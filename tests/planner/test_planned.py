@@ -28,6 +28,7 @@ def test_a_plan_is_a_mapping_that_prints_and_saves() -> None:
         (lambda d: d.update(format="other"), "must be an object of format 'quorem-plan', version 1"),
         (lambda d: d.pop("tables"), "tables is missing"),
         (lambda d: d.update(optimizer="lion"), "optimizer \\('lion'\\) must be one of"),
+        (lambda d: d.update(bits=5), "bits \\(5\\) must be one of 8, 4"),
         (lambda d: d["tables"][0].update(num_embeddings=0), "num_embeddings \\(0\\) must be"),
         (lambda d: d["tables"][0].update(cost="high"), "tables.0..cost \\('high'\\) must be a number"),
         (lambda d: d["tables"][0].update(dtype="int16"), "tables.0..dtype: 'int16' must be one of"),

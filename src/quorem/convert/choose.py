@@ -128,5 +128,4 @@ def size_of(module: Tables, shared: bool = False) -> int:
     """Bytes of all tensors of a module, with the words that kernels keep for its lists; without shared parameters."""
     tensors = [*module.buffers(), *([] if shared else module.parameters())]
     layout: Layout | None = vars(module).get("_layout")  # None on the meta device, or if a file will list the ids
-    words = 0 if layout is None else word_bytes(layout)
-    return sum(tensor.nbytes for tensor in tensors) + words
+    return sum(tensor.nbytes for tensor in tensors) + (0 if layout is None else word_bytes(layout))

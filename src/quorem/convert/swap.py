@@ -72,9 +72,8 @@ def _attributes(model: nn.Module) -> list[tuple[str, nn.Module, str, Any]]:
 
 def out_of_reach(model: nn.Module) -> list[str]:
     """Embeddings that stay because they are scripted, or are not registered as submodules, in words."""
-    scripted = "is a scripted embedding: not compressed. Compress it before scripting"
     found = [
-        f"{path} {scripted}"
+        f"{path} is a scripted embedding: not compressed. Compress it before scripting"
         for path, module in model.named_modules()
         if isinstance(module, torch.jit.ScriptModule) and module.original_name in ("Embedding", "EmbeddingBag")
     ]

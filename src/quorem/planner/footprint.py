@@ -72,8 +72,7 @@ def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list
         for path, module in model_or_tables.named_modules():
             is_full = isinstance(module, Tables) and all(map(module.is_full, range(len(module.specs))))
             if is_full or isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                parameter = module.stored if is_full else module.weight
-                holders.setdefault(id(parameter), []).append((path, module))
+                holders.setdefault(id(module.stored if is_full else module.weight), []).append((path, module))
         return [module_of(*tied[0], copies=len(tied)) for tied in holders.values()]
     if not isinstance(model_or_tables, Sequence) or not all(isinstance(table, Table) for table in model_or_tables):
         kind = type(model_or_tables).__name__

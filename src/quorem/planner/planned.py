@@ -4,16 +4,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..checks import FLOAT_DTYPES, check_choice, check_int, check_unique, dtype_name
+from ..checks import FLOAT_DTYPES, check_int, check_unique, dtype_name
 from ..files import atomic as files
 from ..files.checked_json import build
 from ..modules.collection import Table
-from ..ops.codes import BITS
-from ..optimizer_names import Optimizer, StateDtype, check_optimizer
+from ..optimizer_names import Optimizer, StateDtype
 from ..paper import schemes
 from ..paper.schemes import Full, HotCold, Scheme
 from ..paper.schemes.frequency import Ranking
@@ -91,16 +90,12 @@ class Plan(Mapping[str, Scheme]):
     shared_state_bytes: int = 0
     index_bytes: int = 0
     pools: tuple[PlannedPool, ...] = ()
-    bits: int | None = None
+    bits: Literal[8, 4] | None = None
 
     def __post_init__(self) -> None:
-        """Check that names are unique and the optimizer is known."""
+        """Check what types do not say of a plan from a file."""
         check_unique("names", [table.name for table in self.tables])
         check_int("budget", self.budget, 1)
-        check_optimizer(self.optimizer)
-        check_choice("state_dtype", self.state_dtype, StateDtype)
-        if self.bits not in (None, *BITS):
-            raise ValueError(f"bits ({self.bits!r}) must be None, 8 or 4")
 
     @cached_property
     def _by_name(self) -> dict[str, PlannedTable]:

@@ -131,6 +131,7 @@ def _prepared(model: nn.Module, unknown: UnknownVector) -> Iterator[None]:
     """The model in evaluation mode, without gradients, with rows that are up to date; as it was afterwards."""
     tables = [module for module in model.modules() if isinstance(module, Tables)]
     training = [module for module in model.modules() if module.training]
+    before = [module.exported_unknown for module in tables]
     try:
         model.eval()
         for module in tables:
@@ -142,8 +143,8 @@ def _prepared(model: nn.Module, unknown: UnknownVector) -> Iterator[None]:
     finally:
         for each in training:
             each.training = True
-        for module in tables:
-            vars(module).pop("exported_unknown", None)
+        for module, value in zip(tables, before, strict=True):
+            module.exported_unknown = value
 
 
 def _write_onnx(

@@ -88,8 +88,7 @@ def predict(
 
     def frames() -> Iterator[pl.DataFrame]:
         nonlocal counted
-        rows = _rows(scorer, opened, label, malformed)
-        for numbers, batch, done in ahead(_encoded(scorer, rows)):
+        for numbers, batch, done in ahead(_encoded(scorer, _rows(scorer, opened, label, malformed))):
             logits = scorer.logits_of_rows(batch)
             if label is not None:
                 evaluation.update(logits, batch.labels)
