@@ -151,10 +151,7 @@ def _counted(
 def _replace(
     model: nn.Module, groups: list[WeightGroup], collections: list[Any], fit: bool, counted: StateBytes
 ) -> tuple[Report, dict[Tensor, Embedding]]:
-    """Replace the embeddings of the groups, and linear layers that share a weight with them.
-
-    Returns the report, and the new embedding of each weight that was replaced.
-    """
+    """Replace the embeddings of the groups, and linear layers tied to them; also returns the new one of each weight."""
     report = Report()
     new: dict[nn.Module, nn.Module] = {}  # by the module that it replaces
     by_weight: dict[Tensor, Embedding] = {}

@@ -26,16 +26,13 @@ BLOCK_BYTES = 1 << 22  # bytes of text; a few blocks are in memory at a time, ea
 
 
 class Predicted(NamedTuple):
-    """Counts of scored rows, of malformed lines left out and, by column, of values that no training row has.
-
-    ``metrics`` is None if the file is scored without labels.
-    """
+    """What ``predict`` counted."""
 
     rows: int
-    malformed: int
-    unseen: dict[str, int]
+    malformed: int  # lines that were left out
+    unseen: dict[str, int]  # by column, values that no training row has
     seconds: float
-    metrics: Metrics | None
+    metrics: Metrics | None  # None without labels
 
 
 def predict(

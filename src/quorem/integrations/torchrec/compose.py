@@ -16,10 +16,8 @@ from .rows import Ids, RowBatch, RowNumbers
 class Compose(nn.Module):
     """Composes the vectors of a batch's distinct ids, and pools them, or repeats them for every id.
 
-    It has the networks of path-based tables and the matrices of narrow rows, which are never on the meta device.
-
-    ``template`` is a single-device collection of the tables, on the meta device; ``mode`` says how bags are pooled,
-    None that they are not.
+    It has the networks of path-based tables and the matrices of narrow rows, which are never on the meta device, where
+    ``template``, a single-device collection of the tables, is. Without a ``mode`` bags are not pooled.
     """
 
     def __init__(self, template: EmbeddingCollection, rows: RowNumbers, mode: str | None, device: torch.device) -> None:
