@@ -20,6 +20,9 @@ LAYOUT = TextLayout(NAMES, NAMES, ",", quoted=True)
 def read(text: str) -> tuple[list[tuple[int, list[str]]], list[int]]:
     """Rows with the numbers of their lines, and the lines that are none or have another number of fields."""
     rows, bad, start, line = [], [], 0, 1
+    if not text.strip("\r\n"):
+        return [], []
+    text = text.rstrip("\r\n") + "\n"  # blank lines at the end are no rows
     while start < len(text):
         row, end = read_row(text, start)
         if row is None:
@@ -104,6 +107,16 @@ def test_any_separator(separator):
     text = f'1{separator}19" screen{separator}"x{separator}y"\n'.encode()
     layout = TextLayout(NAMES, NAMES, separator, quoted=True)
     assert parsed([text], layout) == ([(1, ["1", '19" screen', f"x{separator}y"])], [])
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n\r\n\n"])
+@pytest.mark.parametrize("cut", [6, 7])
+def test_blank_lines_at_the_end_of_a_file_are_no_rows(end, cut):
+    """Others are malformed, also where a chunk ends; in one column a blank line is a missing value."""
+    text = b"1,2,3\n\n4,5,6\n" + end
+    assert parsed([text]) == parsed([text[:cut], text[cut:]]) == ([(1, ["1", "2", "3"]), (3, ["4", "5", "6"])], [2])
+    column = TextLayout(["a"], ["a"], ",", quoted=True)
+    assert parsed([b"1\n\n"], column) == ([(1, ["1"]), (2, [""])], [])
 
 
 def test_a_quote_that_is_not_closed_costs_one_line_however_long_the_file_is():

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -26,6 +25,7 @@ from .malformed import Malformed, ParsedRows
 
 BLOCK_BYTES = 1 << 24
 MOST_QUOTED = 1 << 17  # most bytes of a row with line breaks; in a longer one, a quote counts as not closed
+MOST_BLANK = 1 << 17  # most bytes of blank lines at the end that are ignored
 BAD_QUOTES = "a quote that is not closed, or text after a closing quote"
 
 Chunk = tuple[bytes, float]  # whole lines of a file, and the fraction of the file read so far
@@ -60,10 +60,10 @@ class TextFile:
         """The fields of the first line; raises ValueError if its quotes make no sense."""
         if not self.head:
             raise ValueError(f"{self.path} is empty")
-        row = _row([self.head.partition(b"\n")[0]], 0, separator, quoted=True)
-        if row.fields is None:
-            raise ValueError(f"{self.path}: line 1: {row.flaw}")
-        return row.fields
+        try:
+            return _row([self.head.partition(b"\n")[0]], 0, separator, quoted=True)[0]
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{self.path}: line 1: {error}") from None
 
 
 def _chunks(path: Path, size: int) -> Iterator[Chunk]:
@@ -92,7 +92,8 @@ def parse(
     """Parse the well-formed lines of a file, a chunk at a time; the others are added to ``malformed``.
 
     A line is malformed if it has the wrong number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
-    closed. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty field is a missing value.
+    closed. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty field is a missing value. Blank lines at the
+    end of a file of several columns are no rows.
 
     >>> layout, malformed = TextLayout(["x", "y"], ["x", "y"], ",", quoted=True), Malformed("", 9)
     >>> chunk = b'1,"a\\nb"\\n2\\n3,19" screen\\n', 1.0
@@ -104,11 +105,21 @@ def parse(
         if has_header and line == 1:
             data, line = data.partition(b"\n")[2], 2
         data = rest + data
-        rows, rest = _parse(data, line, done, layout, malformed, is_end=False)
+        stop = _without_blank_end(data, layout)
+        rows, rest = _parse(data[:stop], line, done, layout, malformed, is_end=False)
+        rest += data[stop:]
         line += data.count(b"\n") - rest.count(b"\n")
         yield rows
-    if rest:
-        yield _parse(rest, line, done, layout, malformed, is_end=True)[0]
+    if stop := _without_blank_end(rest, layout):
+        yield _parse(rest[:stop], line, done, layout, malformed, is_end=True)[0]
+
+
+def _without_blank_end(data: bytes, layout: TextLayout) -> int:
+    """The length of some lines without the few blank ones at their end, which may be at the end of the file."""
+    text = data.rstrip(b"\r\n")
+    length = data.index(b"\n", len(text)) + 1 if text else 0
+    is_missing_value = len(layout.names) == 1
+    return len(data) if is_missing_value or len(data) - length > MOST_BLANK else length
 
 
 def _parse(
@@ -124,17 +135,23 @@ def _parse(
     writer = csv.writer(whole, delimiter=layout.separator, quoting=csv.QUOTE_ALL, lineterminator="\n")
     lines, start = io.BytesIO(data).readlines(), 0
     while start < len(lines):
-        row = _row(lines, start, layout.separator, quoted=layout.quoted)
-        if row.is_open and not is_end:
-            break
-        if row.fields is None:
-            malformed.add(line + start, row.flaw)
-        elif (count := len(row.fields)) != expected:
-            malformed.add(line + start, f"{count} field{'s' * (count != 1)} where {expected} are expected")
+        fields, num_lines, flaw = [], 1, ""
+        try:
+            fields, num_lines = _row(lines, start, layout.separator, quoted=layout.quoted)
+            if (count := len(fields)) != expected:
+                flaw = f"{count} field{'s' * (count != 1)} where {expected} are expected"
+        except EOFError as error:
+            if not is_end:
+                break
+            flaw = str(error)
+        except ValueError as error:
+            flaw = str(error)
+        if flaw:
+            malformed.add(line + start, flaw)
         else:
-            writer.writerow(row.fields)
+            writer.writerow(fields)
             numbers.append(line + start)
-        start += row.num_lines
+        start += num_lines
     frame = _read(whole.getvalue().encode(), layout, quoted=True)
     return ParsedRows(frame, np.array(numbers, np.int64), done), b"".join(lines[start:])
 
@@ -146,30 +163,19 @@ def _is_whole(data: bytes, layout: TextLayout) -> bool:
     return data.count(layout.separator.encode()) == (len(layout.names) - 1) * data.count(b"\n")
 
 
-class _Row(NamedTuple):
-    """The fields of a row, or why its first line is malformed; ``is_open`` if a quote is open where the text ends."""
+def _row(lines: Sequence[bytes], start: int, separator: str, *, quoted: bool) -> tuple[list[str], int]:
+    """The fields of the row that begins on a line, and its number of lines.
 
-    fields: list[str] | None
-    num_lines: int = 1
-    flaw: str = ""
-    is_open: bool = False
-
-
-def _row(lines: Sequence[bytes], start: int, separator: str, *, quoted: bool) -> _Row:
-    """The row that begins on a line."""
-    try:
-        text = _text(lines[start])
-    except ValueError as error:
-        return _Row(None, flaw=str(error))
+    ValueError says why the line is malformed; EOFError says that a quote is open where the text ends.
+    """
+    text = _text(lines[start])
     if not quoted or '"' not in text:
-        return _Row(text.rstrip("\r\n").split(separator))
+        return text.rstrip("\r\n").split(separator), 1
     try:
         reader = csv.reader(_texts(lines, start), delimiter=separator, strict=True)
-        return _Row(next(reader), reader.line_num)
+        return next(reader), reader.line_num
     except (csv.Error, ValueError):
-        return _Row(None, flaw=BAD_QUOTES)
-    except EOFError:
-        return _Row(None, flaw=BAD_QUOTES, is_open=True)
+        raise ValueError(BAD_QUOTES) from None
 
 
 def _texts(lines: Sequence[bytes], start: int) -> Iterator[str]:
@@ -180,7 +186,7 @@ def _texts(lines: Sequence[bytes], start: int) -> Iterator[str]:
         if size > MOST_QUOTED and line > start:
             raise ValueError(BAD_QUOTES)
         yield _text(lines[line])
-    raise EOFError
+    raise EOFError(BAD_QUOTES)
 
 
 def _text(line: bytes) -> str:
