@@ -17,7 +17,7 @@ from quorem.cli import app, progress
 from quorem.cli.terminal import command
 from quorem.cli.training import scheme_from
 from quorem.experiments.reproduce import figures_in
-from quorem.training import checkpoint, loop
+from quorem.training import loop, run
 from quorem.training.config import RunConfig
 from quorem.training.loop import train
 
@@ -131,7 +131,7 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_p
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130, printed
     assert "quorem: interrupted; the same command goes on" in printed
-    (step, _), *_ = checkpoint.saved(out / "checkpoints")
+    (step, _), *_ = run.saved_checkpoints(out / "checkpoints")
     assert step > 0
     assert quorem("train", "--out", out, *options).exit_code == 0
     result = json.loads((out / "result.json").read_text())

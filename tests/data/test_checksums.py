@@ -7,9 +7,8 @@ import pytest
 from click_logs import folder_bytes
 from runs_of_training import small_log, small_run
 
-from quorem.data.columns import Columns
 from quorem.data.folder import new_folder
-from quorem.data.meta import Meta
+from quorem.data.meta import Columns, Meta
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
 from quorem.training.loop import train

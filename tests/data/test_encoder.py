@@ -153,7 +153,7 @@ def test_a_missing_column(tmp_path: Path) -> None:
 
 def test_an_empty_vocabulary() -> None:
     nothing = Vocabulary(torch.empty(0, dtype=torch.uint8), 1)
-    assert len(nothing) == 0 and nothing.ids(pl.Series(["a"])).tolist() == [-1]
+    assert len(nothing.tokens) == 0 and nothing.ids(pl.Series(["a"])).tolist() == [-1]
 
 
 def test_damaged_encodings(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import polars as pl
 import torch
 
 from quorem.data import text as parser
-from quorem.data.columns import Columns
 from quorem.data.config import PrepareConfig
 from quorem.data.infer import choose_columns
+from quorem.data.meta import Columns
 from quorem.data.source import open_source
 from quorem.data.table import prepare_table
 

@@ -18,8 +18,8 @@ from quorem.files.atomic import sealed, write_json
 from quorem.modules.collection import EmbeddingCollection
 from quorem.paper.schemes import QR
 from quorem.training.config import RunConfig
+from quorem.training.model import tables_of
 from quorem.training.run import RESULT_FORMAT
-from quorem.training.tables import tables_of
 
 DATA = Dataset(
     name="log", path="log", identity="abc", rows={"train": 9}, cardinalities=list(CARDINALITIES), num_dense=3

@@ -6,7 +6,7 @@ from quorem import EmbeddingCollection, models
 from quorem.data.shape import CARDINALITIES
 from quorem.experiments.paper_figures import Study, table1_points
 from quorem.training.config import RunConfig
-from quorem.training.tables import tables_of
+from quorem.training.model import tables_of
 
 PRINTED = {
     "dcn": {16: 135_464_410, 32: 135_519_322, 64: 135_629_146, 128: 135_848_794},

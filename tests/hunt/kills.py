@@ -32,7 +32,7 @@ from quorem.experiments.figures import Axes, Point
 from quorem.experiments.report.page import page
 from quorem.files import atomic as files
 from quorem.paper.schemes import QR
-from quorem.training import checkpoint, run
+from quorem.training import run
 from quorem.training.loop import Options, train
 from quorem.training.run import MODEL
 
@@ -175,7 +175,7 @@ def training(folder: Path) -> Job:
         out = folder / f"run{number}"
         if not ended:
             try:
-                checkpoint.latest(out / "checkpoints")
+                run.latest_checkpoint(out / "checkpoints")
                 return []
             except ValueError as error:
                 return [str(error)]

@@ -10,7 +10,7 @@ from torch.func import functional_call
 import quorem
 from quorem import models
 from quorem.models.networks import mlp, start_
-from quorem.training.tables import PAPER_METHODS, scheme_of, tables_of
+from quorem.training.model import PAPER_METHODS, scheme_of, tables_of
 
 CARDINALITIES = (4, 23, 90, 500)
 SMALL = {

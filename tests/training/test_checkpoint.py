@@ -11,20 +11,19 @@ from runs_of_training import StopAt, small_log, small_run
 from safetensors.torch import load_file, save_file
 
 from quorem.files import tensors as tensor_file
-from quorem.training import checkpoint
-from quorem.training.checkpoint import Progress
+from quorem.training import run
 from quorem.training.loop import train
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "empty": torch.empty(0, 4)}
 
 
-def after(step: int, **values: object) -> Progress:
-    return Progress(config="{}", step=step, **values)
+def after(step: int, **values: object) -> run.Progress:
+    return run.Progress(config="{}", step=step, **values)
 
 
 def test_what_was_saved_is_loaded(tmp_path):
     progress = after(12, seconds=1.5, loss=0.25)
-    read, tensors = checkpoint.load(checkpoint.save(tmp_path, progress, TENSORS))
+    read, tensors = run.load_checkpoint(run.save_checkpoint(tmp_path, progress, TENSORS))
     assert read == progress
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -33,14 +32,14 @@ def test_what_was_saved_is_loaded(tmp_path):
 
 def test_the_last_ones_are_kept_in_order_of_steps(tmp_path):
     for step in (9, 10, 100, 1000):
-        checkpoint.save(tmp_path, after(step), TENSORS)
-    assert [step for step, _ in checkpoint.saved(tmp_path)] == [1000, 100]
+        run.save_checkpoint(tmp_path, after(step), TENSORS)
+    assert [step for step, _ in run.saved_checkpoints(tmp_path)] == [1000, 100]
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_other_readers_of_the_format_read_it(tmp_path):
     every = {f"{dtype}": torch.ones(3, 5, dtype=dtype) for dtype in tensor_file.NAME_OF_DTYPE}
-    path = checkpoint.save(tmp_path, after(1), every | TENSORS)
+    path = run.save_checkpoint(tmp_path, after(1), every | TENSORS)
     read = load_file(path)
     assert read.keys() == every.keys() | TENSORS.keys()
     for name, tensor in (every | TENSORS).items():
@@ -67,22 +66,22 @@ DAMAGES = {
 def test_a_file_of_another_format_is_told(name, tmp_path):
     save_file(TENSORS, tmp_path / "step-1.safetensors", {"format": name, "step": "1", "meta": "{}"})
     with pytest.raises(ValueError, match=f"it says '{name}' and must say 'quorem-checkpoint'"):
-        checkpoint.load(tmp_path / "step-1.safetensors")
+        run.load_checkpoint(tmp_path / "step-1.safetensors")
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
-    before, last = (checkpoint.save(tmp_path, after(step), TENSORS) for step in (1, 2))
+    before, last = (run.save_checkpoint(tmp_path, after(step), TENSORS) for step in (1, 2))
     last.write_bytes(DAMAGES[how](last.read_bytes()))
     with pytest.warns(UserWarning, match="is damaged.*; the one before it is taken"):
-        assert checkpoint.latest(tmp_path).progress.step == 1
+        assert run.latest_checkpoint(tmp_path)[0].step == 1
     before.write_bytes(DAMAGES[how](before.read_bytes()))
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="no checkpoint is whole"):
-        checkpoint.latest(tmp_path)
+        run.latest_checkpoint(tmp_path)
 
 
 def test_no_checkpoint_is_not_an_error(tmp_path):
-    assert checkpoint.latest(tmp_path / "absent") is None
+    assert run.latest_checkpoint(tmp_path / "absent") is None
 
 
 def test_a_full_disk_keeps_the_earlier_checkpoint():
@@ -93,10 +92,10 @@ def test_a_full_disk_keeps_the_earlier_checkpoint():
         )
         if mounted.returncode:
             pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
-        checkpoint.save(folder, after(1), TENSORS)
+        run.save_checkpoint(folder, after(1), TENSORS)
         with pytest.raises(OSError, match=r"disk full: 4,000,\d{3} bytes are needed and .* are free"):
-            checkpoint.save(folder, after(2), {"large": torch.ones(1_000_000)})
-        assert checkpoint.latest(folder).progress.step == 1
+            run.save_checkpoint(folder, after(2), {"large": torch.ones(1_000_000)})
+        assert run.latest_checkpoint(folder)[0].step == 1
         assert [path.name for path in folder.iterdir()] == ["step-000000000001.safetensors"]
     finally:
         subprocess.run(["umount", folder], capture_output=True)
@@ -107,9 +106,9 @@ def test_a_full_disk_keeps_the_earlier_checkpoint():
 def test_values_that_a_checkpoint_must_have(values: dict, tmp_path: Path) -> None:
     """As a file that was edited by hand lacks them, its checksums made to fit."""
     path = tmp_path / "step-1.safetensors"
-    tensor_file.write_tensors(path, checkpoint.KIND, TENSORS, values)
+    tensor_file.write_tensors(path, run.CHECKPOINT_KIND, TENSORS, values)
     with pytest.raises(ValueError, match=r"step-1.safetensors is damaged: .* (is missing|must be)"):
-        checkpoint.load(path)
+        run.load_checkpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +119,12 @@ def test_a_run_with_a_checkpoint_of_other_tensors(part: str, kind: str, tmp_path
     log = small_log(tmp_path / "log", 600)
     with pytest.raises(KeyboardInterrupt):
         train(small_run(log), log, tmp_path / "run", stop=StopAt(3))
-    (saved,) = checkpoint.saved(tmp_path / "run" / "checkpoints")
-    whole = checkpoint.load(saved[1])
-    name, tensor = next((n, t) for n, t in whole.tensors.items() if t.dim() == 2 and n.startswith(part))
+    (saved,) = run.saved_checkpoints(tmp_path / "run" / "checkpoints")
+    progress, whole = run.load_checkpoint(saved[1])
+    name, tensor = next((n, t) for n, t in whole.items() if t.dim() == 2 and n.startswith(part))
     changed = {"dtype": {name: tensor.view(torch.int32)}, "shape": {name: tensor[1:]}, "missing": {}}[kind]
-    tensors = {other: each for other, each in whole.tensors.items() if other != name} | changed
-    checkpoint.save(saved[1].parent, whole.progress, tensors)
+    tensors = {other: each for other, each in whole.items() if other != name} | changed
+    run.save_checkpoint(saved[1].parent, progress, tensors)
     message = "missing in the checkpoint" if kind == "missing" else r"torch\.\w+ \[.*\] in the checkpoint and must be"
     with pytest.raises(ValueError, match=f"{name} is {message}"):
         train(small_run(log), log, tmp_path / "run")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import quorem
 from quorem import models
 from quorem.optimizer_names import Optimizer
-from quorem.training.tables import tables_of
+from quorem.training.model import tables_of
 from quorem.training.trial import Trial, compiled_loss, dense_optimizer, update_
 
 NETWORKS = {

@@ -18,8 +18,7 @@ from quorem.training import feed as feed_module
 from quorem.training import loop, run
 from quorem.training.loop import Options, train, train_many
 from quorem.training.metrics import Evaluation
-from quorem.training.model import build_model
-from quorem.training.tables import tables_of
+from quorem.training.model import build_model, tables_of
 
 OPTIMIZERS = ["adagrad", "amsgrad"]
 

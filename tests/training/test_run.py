@@ -8,7 +8,7 @@ import os
 import pytest
 from runs_of_training import StopAt, assert_same_model, lines, small_log, small_run
 
-from quorem.training import checkpoint, loop, run
+from quorem.training import loop, run
 from quorem.training.loop import train
 from quorem.training.model import data_identity
 
@@ -23,7 +23,7 @@ def test_stopped_and_resumed_is_uninterrupted_bit_for_bit(log, tmp_path, optimiz
     whole = train(config, log, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(config, log, tmp_path / "cut", stop=StopAt(at))
-    assert [step for step, _ in checkpoint.saved(tmp_path / "cut" / "checkpoints")] == [at]
+    assert [step for step, _ in run.saved_checkpoints(tmp_path / "cut" / "checkpoints")] == [at]
     resumed = train(config, log, tmp_path / "cut")
     assert_same_model(tmp_path / "whole", tmp_path / "cut")
     assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
@@ -36,7 +36,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(log, tmp_path):
     for steps in (20, 5):
         with pytest.raises(KeyboardInterrupt):
             train(config, log, tmp_path / "cut", stop=StopAt(steps))
-    (last, path), (before, _) = checkpoint.saved(tmp_path / "cut" / "checkpoints")
+    (last, path), (before, _) = run.saved_checkpoints(tmp_path / "cut" / "checkpoints")
     assert (last, before) == (25, 20)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.warns(UserWarning, match="is damaged, or not a quorem-checkpoint file"):
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_run_is_refused(log, tmp_path):
     for seed in (0, 1):
         with pytest.raises(KeyboardInterrupt):
             train(small_run(log, seed=seed), log, tmp_path / str(seed), stop=StopAt(2 + seed))
-    ((_, path),) = checkpoint.saved(tmp_path / "1" / "checkpoints")
+    ((_, path),) = run.saved_checkpoints(tmp_path / "1" / "checkpoints")
     os.rename(path, tmp_path / "0" / "checkpoints" / path.name)
     with pytest.raises(ValueError, match="has a checkpoint of another run: seed is 1 there and 0 here"):
         train(small_run(log), log, tmp_path / "0")

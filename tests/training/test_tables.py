@@ -6,7 +6,7 @@ import torch
 import quorem
 from quorem import models
 from quorem.data.shape import CARDINALITIES
-from quorem.training.tables import PAPER_METHODS, scheme_of, tables_of
+from quorem.training.model import PAPER_METHODS, scheme_of, tables_of
 
 
 def count(tables, network=None):

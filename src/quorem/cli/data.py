@@ -85,9 +85,9 @@ def prepare_table(
     overwrite: Overwrite = False,
 ) -> None:
     """Any CSV or Parquet file. Without --dense and --categorical, columns are taken for what they look like."""
-    from ..data.columns import MISSING, Columns
     from ..data.config import PrepareConfig
     from ..data.infer import choose_columns
+    from ..data.meta import MISSING, Columns
     from ..data.prepare import prepare_columns
     from ..data.source import open_source
 

@@ -15,9 +15,8 @@ from ..paper.schemes import Scheme
 from ..planner import Plan
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
-from ..training.model import build_model, sizes
+from ..training.model import PAPER_METHODS, build_model, scheme_of, sizes, tables_of_run
 from ..training.processes import is_first, process_group
-from ..training.tables import PAPER_METHODS, scheme_of, tables_of_run
 from .progress import watching
 from .terminal import command, terminal
 

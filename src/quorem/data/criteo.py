@@ -7,9 +7,9 @@ from pathlib import Path
 import polars as pl
 
 from . import shape
-from .columns import Columns
 from .config import PrepareConfig
 from .folder import Progress
+from .meta import Columns
 from .prepare import prepare_columns
 from .prepared import Prepared
 from .source import Source

@@ -1,8 +1,9 @@
 """Raw rows as a batch of ids and numbers, by the encoding of prepared data. Needs Polars."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from .encoding import Encoding
 from .ids import NULL
 from .malformed import Malformed, ParsedRows
 from .prepared import tokens_of
-from .values import dense, features, flat
+from .values import dense, features, flat, lengths, offsets_of
 
 
 class Vocabulary:
@@ -35,10 +36,6 @@ class Vocabulary:
         lines = tokens.arg_sort()
         self.tokens, self.line_ids = tokens.gather(lines), lines.to_numpy().astype(np.int32) + first
 
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self.tokens)
-
     def ids(self, values: pl.Series) -> NDArray[np.int32]:
         """The id of each value; -1 for those that are not in the vocabulary.
 
@@ -52,16 +49,10 @@ class Vocabulary:
         return np.where((self.tokens.gather(places) == values).to_numpy(), self.line_ids[places], -1)
 
 
-class GivenIds:
-    """The ids of a column that holds the ids themselves, as made-up data do: all below ``size``."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def ids(self, values: pl.Series) -> NDArray[np.int32]:
-        """The id of each value; -1 for those that are none."""
-        ids = values.cast(pl.Int64, strict=False)
-        return ids.set((ids < 0) | (ids >= self.size), -1).fill_null(-1).cast(pl.Int32).to_numpy().copy()
+def given_ids(size: int, values: pl.Series) -> NDArray[np.int32]:
+    """The ids of a column that holds the ids themselves, as made-up data do; -1 for values that are none."""
+    ids = values.cast(pl.Int64, strict=False)
+    return ids.set((ids < 0) | (ids >= size), -1).fill_null(-1).cast(pl.Int32).to_numpy().copy()
 
 
 class Encoder:
@@ -91,13 +82,13 @@ class Encoder:
         sizes = dict(zip(self.columns.categorical, meta.cardinalities, strict=True))
         self._num_seen = sizes | dict(zip(encoding.vocabularies, encoding.num_seen, strict=True))
         with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-            built = pool.map(lambda text: Vocabulary(text, first), texts.values())
-            vocabularies = dict(zip(texts, built, strict=True))
-        for name, vocabulary in vocabularies.items():
-            if len(vocabulary) + first != sizes[name]:
-                raise ValueError(f"the vocabulary of {name} has {len(vocabulary)} tokens for {sizes[name]} ids")
-        given = {name: GivenIds(size) for name, size in sizes.items()}
-        self._vocabularies: Mapping[str, Vocabulary | GivenIds] = vocabularies or given
+            vocabularies = pool.map(lambda text: Vocabulary(text, first), texts.values())
+        self._ids_of: dict[str, Callable[[pl.Series], NDArray[np.int32]]]
+        self._ids_of = {name: partial(given_ids, size) for name, size in sizes.items()}
+        for name, vocabulary in zip(texts, vocabularies, strict=True):
+            if len(vocabulary.tokens) + first != sizes[name]:
+                raise ValueError(f"the vocabulary of {name} has {len(vocabulary.tokens)} tokens for {sizes[name]} ids")
+            self._ids_of[name] = vocabulary.ids
 
     def __call__(self, rows: Any) -> Batch:
         """The rows, in a form that ``Scorer`` takes, as a batch whose labels are all 0."""
@@ -112,15 +103,14 @@ class Encoder:
             ids[:, k] = self._ids(name, frame[name])
         bags = {}
         for name in self.columns.bags:
-            lengths = frame[name].list.len().fill_null(0).to_numpy()
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-            bags[name] = Bags(torch.from_numpy(self._ids(name, flat(frame[name]))), torch.from_numpy(offsets))
+            offsets = torch.from_numpy(offsets_of(lengths(frame[name])))
+            bags[name] = Bags(torch.from_numpy(self._ids(name, flat(frame[name]))), offsets)
         labels = torch.zeros(frame.height, dtype=torch.uint8)
-        return Batch(labels, torch.from_numpy(dense(frame, self.transforms)), torch.from_numpy(ids), bags)
+        return Batch(labels, torch.from_numpy(dense(frame, self.columns.dense)), torch.from_numpy(ids), bags)
 
     def _ids(self, name: str, text: pl.Series) -> NDArray[np.int32]:
         """The ids of one column's values; ``NULL`` for a missing value."""
-        ids = self._vocabularies[name].ids(text.fill_null(""))
+        ids = self._ids_of[name](text.fill_null(""))
         ids[text.is_null().to_numpy()] = NULL
         is_unknown = ids < 0
         self.unseen_counts[name] += int(np.count_nonzero(is_unknown | (ids >= self._num_seen[name])))

@@ -5,7 +5,6 @@ null first and then in order of first appearance; and the code of each value, th
 the text of one group at a time, and finally the words of all groups and a number for each value of a column.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from .config import PrepareConfig
-from .folder import file_name
+from .folder import Folder, bag_file, file_name
+from .values import flat, lengths, offsets_of
 
 NULL = 0  # the id of a missing value, in every feature
 
@@ -28,38 +28,66 @@ class Numbered(NamedTuple):
 
 
 class Column:
-    """One column of text, with its scratch files in ``folder``."""
+    """One categorical column of ``folder``, with its scratch files; the values of a bag count one by one."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self._stem = name, folder / file_name(name)
-        self.num_words: list[int] = []  # per group
-        self._ids_file = Path(f"{self._stem}.ids")
+    def __init__(self, folder: Folder, name: str, *, is_bag: bool) -> None:
+        self.name, self._folder = name, folder
+        self._stem = f"{folder.partial}/scratch/{file_name(name)}"
+        self._lengths = folder.array(f"{self._stem}.lengths.npy", np.uint32) if is_bag else None
+        self._group: list[pl.Series] = []  # values that are not in scratch files yet
+        self._num_words: list[int] = []  # per group
 
-    def add(self, parts: Sequence[pl.Series]) -> None:
-        """Write a group of values, given as parts in order, to scratch files."""
-        codes, tokens = by_appearance(pl.concat(parts))
+    def add(self, values: pl.Series) -> None:
+        """Add the values of some rows, or lists of them, to the next group."""
+        if self._lengths is not None:
+            self._lengths.append(lengths(values))
+            values = flat(values)
+        self._group.append(values)
+
+    def write_group(self) -> None:
+        """Write the values that were added since the last group to scratch files."""
+        codes, tokens = by_appearance(pl.concat(self._group))
         words = pl.concat([pl.Series("word", [None], dtype=pl.String), tokens.alias("word")])
-        group = len(self.num_words)
+        group = len(self._num_words)
         words.to_frame().write_ipc(self._file(group, "words"))
         pl.DataFrame({"code": codes.astype(np.min_scalar_type(len(words)))}).write_ipc(self._file(group, "codes"))
-        self.num_words.append(len(words))
+        self._num_words.append(len(words))
+        self._group.clear()
 
-    def number(self, num_train: int, config: PrepareConfig, order: NDArray[np.int64] | None = None) -> Numbered:
-        """Give all values their ids, in another order if one is given; the first ``num_train`` are in training."""
-        groups = range(len(self.num_words))
+    def number(self, num_train: int, config: PrepareConfig, order: NDArray[np.int64] | None) -> int:
+        """Give all values their ids; write these, their counts, the vocabulary and the bags. Returns the cardinality.
+
+        Rows are put in another ``order`` if one is given; then the first ``num_train`` are in training.
+        """
+        if self._lengths is not None:  # from numbers of rows to numbers of values
+            sizes = np.load(self._lengths.path)
+            offsets = offsets_of(sizes)
+            if order is not None:
+                starts, sizes = offsets[:-1][order], sizes[order]
+                offsets = offsets_of(sizes)
+                order = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
+            num_train = int(offsets[num_train])
+            self._folder.save(bag_file(self.name, "offsets"), offsets)
+        groups = range(len(self._num_words))
         number_of_word, tokens = by_appearance(pl.concat([self._load(group, "words") for group in groups]))
-        numbers = np.split(number_of_word, np.cumsum(self.num_words)[:-1])
+        numbers = np.split(number_of_word, np.cumsum(self._num_words)[:-1])
         values = np.concatenate([numbers[group][self._load(group, "codes").to_numpy()] for group in groups])
         if order is not None:  # the order of first appearance changes too
             values, first = by_appearance(pl.Series(values[order]).replace(NULL, None))
             tokens = tokens.gather(first - 1)
         numbered = number(tokens, np.bincount(values[:num_train], minlength=len(tokens) + 1), config)
-        self._ids_file.write_bytes(numbered.ids[values].data)
-        return numbered
+        ids = numbered.ids[values]
+        if self._lengths is None:
+            ids.tofile(f"{self._stem}.ids")
+        else:
+            self._folder.save(bag_file(self.name, "values"), ids)
+        self._folder.save_counts(self.name, numbered.counts)
+        write_vocabulary(self._folder.partial / "vocabulary" / f"{file_name(self.name)}.txt", numbered.tokens)
+        return len(numbered.counts)
 
-    def ids(self, start: int = 0, count: int = -1) -> NDArray[np.int32]:
-        """The ids of ``count`` values from ``start`` on, by default of all; ``number`` must have been called."""
-        return np.fromfile(self._ids_file, np.int32, count, offset=4 * start)
+    def ids(self, start: int, count: int) -> NDArray[np.int32]:
+        """The ids of ``count`` rows from ``start`` on; ``number`` must have been called, and rows have no bags."""
+        return np.fromfile(f"{self._stem}.ids", np.int32, count, offset=4 * start)
 
     def _load(self, group: int, what: str) -> pl.Series:
         with open(self._file(group, what), "rb") as file:  # Polars takes "[" and "*" in a path for a pattern

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from .columns import MISSING, Columns
+from .meta import MISSING, Columns
 from .source import Source
 from .values import iso_times
 

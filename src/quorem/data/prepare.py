@@ -1,9 +1,8 @@
 """Write parsed rows, block by block, into a folder of arrays: labels, dense features and ids.
 
-The file is parsed once. Labels and dense features are written to their arrays at once. Categories are written to
-scratch files as codes, with separate words for each group of rows (``ids``), because the training days are known
-only at the end. Then the words are given ids, and the codes are replaced by ids. So memory holds a group of rows or a
-vocabulary, never the whole file.
+The file is parsed once. Labels and dense features are written to their arrays at once; categories get their ids at the
+end (``ids``), because only then the training days are known. So memory holds a group of rows or a vocabulary, never the
+whole file.
 """
 
 import os
@@ -20,15 +19,14 @@ from numpy.typing import NDArray
 from ..files.provenance import versions
 from . import shape
 from .batches import ahead
-from .columns import Columns
 from .config import PrepareConfig
-from .folder import Folder, Progress, bag_file, file_name, new_folder
-from .ids import Column, write_vocabulary
+from .folder import Folder, Progress, new_folder
+from .ids import Column
 from .malformed import Malformed, ParsedRows
-from .meta import Meta, Transform
+from .meta import Columns, Meta
 from .prepared import Prepared
 from .source import LABEL, TIME, Source
-from .values import dense, flat
+from .values import dense
 
 GROUP_ROWS = 1 << 20
 COLUMNS_AT_ONCE = 2
@@ -53,9 +51,9 @@ def prepare_columns(
     with new_folder(out, overwrite=overwrite) as folder:
         scratch = folder.partial / "scratch"
         scratch.mkdir()
-        parts = [Column(name, scratch) for name in columns.categorical]
+        parts = [Column(folder, name, is_bag=name in columns.bags) for name in columns.categorical]
         rows = ahead(source.rows(columns, transforms, malformed))
-        num_rows, times = _set_aside(folder, columns, parts, rows, transforms, report)
+        num_rows, times = _set_aside(folder, columns, parts, rows, report)
         if num_rows == 0:
             raise ValueError(f"{source.path} has no well-formed rows ({malformed.count} malformed)")
         if columns.positive is not None and not np.load(folder.partial / "labels.npy", mmap_mode="r").any():
@@ -69,7 +67,7 @@ def prepare_columns(
         split = shape.day_split(num_rows, config.days, times)
         cardinalities = []
         with ThreadPoolExecutor(COLUMNS_AT_ONCE) as pool:
-            work = partial(_number, folder, columns, split["train"][1], config, order)
+            work = partial(Column.number, num_train=split["train"][1], config=config, order=order)
             for cardinality in pool.map(work, parts):
                 cardinalities.append(cardinality)
                 report("number", len(cardinalities) / len(parts), num_rows)
@@ -101,45 +99,30 @@ def _set_aside(
     columns: Columns,
     parts: Sequence[Column],
     rows: Iterator[ParsedRows],
-    transforms: dict[str, Transform],
     report: Progress,
 ) -> tuple[int, NDArray[np.float64] | None]:
-    """Write labels, dense features and offsets of bags, and categories to scratch files.
+    """Write labels and dense features, and categories to scratch files.
 
     Returns the number of rows, and their times if there is such a column.
     """
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
-    offsets = {name: folder.array(bag_file(name, "offsets"), np.int64) for name in columns.bags}
-    for array in offsets.values():
-        array.append(np.zeros(1, np.int64))
     times = [np.empty(0)]
-    ends = dict.fromkeys(columns.bags, 0)
-    group: list[list[pl.Series]] = []  # values of the next group of rows, one series per column
-    grouped = 0
-
+    grouped = 0  # rows
     with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-
-        def write_group() -> None:
-            list(pool.map(Column.add, parts, zip(*group, strict=True)))
-            group.clear()
-
         for frame, _, done in rows:
             labels.append(frame[LABEL].to_numpy())
-            numbers.append(dense(frame, transforms))
+            numbers.append(dense(frame, columns.dense))
             if columns.time is not None:
                 times.append(frame[TIME].to_numpy())
-            for name in columns.bags:
-                lengths = frame[name].list.len().fill_null(0).to_numpy()
-                offsets[name].append(ends[name] + np.cumsum(lengths, dtype=np.int64))
-                ends[name] += int(lengths.sum())
-            group.append([flat(frame[n]) if n in columns.bags else frame[n] for n in columns.categorical])
+            for part in parts:
+                part.add(frame[part.name])
             if labels.rows - grouped >= GROUP_ROWS:
-                write_group()
+                list(pool.map(Column.write_group, parts))
                 grouped = labels.rows
             report("parse", done, labels.rows)
-        if group:
-            write_group()
+        if labels.rows > grouped:
+            list(pool.map(Column.write_group, parts))
     return labels.rows, None if columns.time is None else np.concatenate(times)
 
 
@@ -151,36 +134,6 @@ def _no_click(source: Source, columns: Columns) -> str:
         f"positive ({columns.positive!r}) must be a value of {columns.label}, or a bound such as '>=4' that some of its"
         f" values reach; it has {shown}"
     )
-
-
-def _number(
-    folder: Folder,
-    columns: Columns,
-    num_train: int,
-    config: PrepareConfig,
-    order: NDArray[np.int64] | None,
-    column: Column,
-) -> int:
-    """Give a column its ids; write its counts, its vocabulary and the values of bags; returns its cardinality."""
-    if column.name in columns.bags:
-        if order is not None:
-            order = _sort_bags(folder, column.name, order)
-        num_train = int(np.load(folder.partial / bag_file(column.name, "offsets"), mmap_mode="r")[num_train])
-    numbered = column.number(num_train, config, order)
-    write_vocabulary(folder.partial / "vocabulary" / f"{file_name(column.name)}.txt", numbered.tokens)
-    folder.save_counts(column.name, numbered.counts)
-    if column.name in columns.bags:
-        folder.save(bag_file(column.name, "values"), column.ids())
-    return len(numbered.counts)
-
-
-def _sort_bags(folder: Folder, name: str, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rewrite the offsets of a column of bags for another order of rows; returns the new order of its values."""
-    old = np.load(folder.partial / bag_file(name, "offsets"))
-    lengths = np.diff(old)[order]
-    new = np.concatenate([[0], np.cumsum(lengths)])
-    folder.save(bag_file(name, "offsets"), new)
-    return np.arange(new[-1]) + np.repeat(old[:-1][order] - new[:-1], lengths)
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:

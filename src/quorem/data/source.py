@@ -11,9 +11,8 @@ import polars as pl
 
 from ..files import atomic as files
 from . import values
-from .columns import Columns, check_separator
 from .malformed import Malformed, ParsedRows
-from .meta import Transform
+from .meta import Columns, Transform, check_separator
 from .text import BLOCK_BYTES, TextFile, TextLayout, parse
 
 SEPARATORS = (",", ";", "\t", "|")
@@ -69,7 +68,7 @@ class Source:
     def rows(self, columns: Columns, transforms: Mapping[str, Transform], malformed: Malformed) -> Iterator[ParsedRows]:
         """All well-formed rows in blocks; those of a text file can be read only once.
 
-        Numbers become floats, categories text, and bags lists of text. Labels and times are in ``LABEL`` and ``TIME``.
+        They are as ``values.features`` gives them, with labels and times in ``LABEL`` and ``TIME``.
         """
         self.check_present(columns.all)
         for batch in self._blocks(columns, malformed):
@@ -77,7 +76,7 @@ class Source:
                 label, dtype = pl.col(columns.label), batch.frame.schema[columns.label]
                 clicks = values.clicks(label, dtype, columns.positive, columns.missing)
                 batch = batch._replace(frame=batch.frame.with_columns(clicks.alias(LABEL)))
-                rule = values.label_rule(columns.positive)
+                rule = values.LABEL_RULE if columns.positive is None else "must be a number"
                 batch = malformed.filtered(batch, columns.label, rule, pl.col(LABEL).is_null())
             if columns.time is not None:
                 times = values.times(batch.frame[columns.time]).alias(TIME)

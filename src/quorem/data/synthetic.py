@@ -21,9 +21,8 @@ from ..checks import check_int
 from ..files.provenance import versions
 from ..paper.hashing import GOLDEN, mix
 from .batches import Batch
-from .columns import Columns
 from .folder import Progress, new_folder
-from .meta import Meta
+from .meta import Columns, Meta
 from .prepared import Prepared
 from .shape import CARDINALITIES, day_split
 
@@ -110,25 +109,25 @@ class ClickLog:
         return Chunk(_uniform(bits) < probability, counts, logs, ids, probability)
 
     def _drawn(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Ids ``[F, B]``, counts and their logs ``[num_dense, B]``, and 64 random bits ``[B]`` for the labels."""
+        """Ids ``[F, B]``, counts and their logs ``[num_dense, B]``, and 64 random bits ``[B]`` for the labels.
+
+        Counts are heavy-tailed integers, some below zero; missing ones are ``MISSING``.
+        """
         features, columns = len(self.cardinalities), len(self.cardinalities) + self.num_dense + 1
         row = torch.arange(start, stop, device="cpu") * columns
         bits = _hash(row + torch.arange(columns, device="cpu")[:, None], self.seed)
-        counts = self._counts(bits[features:-1])
-        return self._ids(bits[:features]), counts, counts.clamp(min=0).double().log1p(), bits[-1]
+        of_ids, of_counts, of_labels = bits[:features], bits[features:-1], bits[-1]
 
-    def _ids(self, bits: Tensor) -> Tensor:
-        n = torch.tensor(self.cardinalities, device=bits.device)[:, None]
-        ids = (_uniform(bits) * n.double().log()).exp_().long().clamp_(max=n - 1)
-        return ids.masked_fill_(_is_missing(bits), 0)
+        n = torch.tensor(self.cardinalities, device="cpu")[:, None]
+        ids = (_uniform(of_ids) * n.double().log()).exp_().long().clamp_(max=n - 1)
+        ids.masked_fill_(_is_missing(of_ids), 0)
 
-    def _counts(self, bits: Tensor) -> Tensor:
-        """Heavy-tailed integers ``[num_dense, B]``, some below zero; missing ones are ``MISSING``."""
-        column = torch.arange(self.num_dense, device=bits.device)[:, None]
-        normal = _normals(bits)[0].double().mul_(1 / NORMAL_DEVIATION)
+        column = torch.arange(self.num_dense, device="cpu")[:, None]
+        normal = _normals(of_counts)[0].double().mul_(1 / NORMAL_DEVIATION)
         counts = (normal * (0.5 + column % 4 / 4) + 1 + column % 5 / 2).exp_().long()
         counts -= 1 + column % 3
-        return counts.masked_fill_(_is_missing(bits), MISSING)
+        counts.masked_fill_(_is_missing(of_counts), MISSING)
+        return ids, counts, counts.clamp(min=0).double().log1p(), of_labels
 
     def _effects(self, ids: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The unscaled parts of the log-odds from categories, pairs and dense features, as integers."""

@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from .columns import MISSING, Columns
 from .config import PrepareConfig
 from .folder import Progress
 from .infer import choose_columns
+from .meta import MISSING, Columns
 from .prepare import prepare_columns
 from .prepared import Prepared
 from .source import open_source

@@ -135,7 +135,8 @@ def _parse(
     writer = csv.writer(whole, delimiter=layout.separator, quoting=csv.QUOTE_ALL, lineterminator="\n")
     lines, start = io.BytesIO(data).readlines(), 0
     while start < len(lines):
-        fields, num_lines, flaw = [], 1, ""
+        fields: list[str] = []
+        num_lines, flaw = 1, ""
         try:
             fields, num_lines = _row(lines, start, layout.separator, quoted=layout.quoted)
             if (count := len(fields)) != expected:

@@ -6,11 +6,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from .columns import Columns
 from .malformed import Malformed, ParsedRows
-from .meta import Transform
+from .meta import Columns, Transform
 
 NUMBER = "\nnumber"
+LABEL_RULE = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
 TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
@@ -30,20 +30,23 @@ def features(
     malformed: Malformed,
     keep: Sequence[str] = (),
 ) -> ParsedRows:
-    """The features of some rows: numbers as floats, categories as text, bags as lists of text; ``keep`` come first.
+    """The features of some rows: transformed numbers, categories as text, bags as lists of text; ``keep`` come first.
 
-    Rows with a number that is none, or that float32 cannot represent, are added to ``malformed``.
+    A missing number becomes 0. Rows with a number that is none, or that float32 cannot represent, are added to
+    ``malformed``.
+
+    >>> rows = ParsedRows(pl.DataFrame({"a": [-3, None, 1], "b": ["-3", "", "1"]}), np.arange(3), 1.0)
+    >>> columns, transforms = Columns(None, ("a", "b"), ()), {"a": "log", "b": "signed_log"}
+    >>> features(rows, columns, transforms, Malformed("it", 0)).frame.to_numpy().round(2)
+    array([[ 0.  , -1.39],
+           [ 0.  ,  0.  ],
+           [ 0.69,  0.69]], dtype=float32)
     """
     for name in columns.dense:
         rows = _with_number(rows, name, transforms[name], columns.missing, malformed)
-    frame = rows.frame
-    categories = [
-        category_lists(frame[name], columns.multi_separator, columns.missing)
-        if name in columns.bags
-        else category(frame[name], columns.missing)
-        for name in columns.categorical
-    ]
-    return rows._replace(frame=frame.select(*keep, *columns.dense, *categories))
+    numbers = (TRANSFORMS[transforms[name]](finite(name).fill_null(0)).cast(pl.Float32) for name in columns.dense)
+    categories = (category(rows.frame[name], columns) for name in columns.categorical)
+    return rows._replace(frame=rows.frame.select(*keep, *numbers, *categories))
 
 
 def _with_number(
@@ -71,19 +74,9 @@ def finite(name: str) -> pl.Expr:
     return pl.when(pl.col(name).is_finite()).then(pl.col(name))
 
 
-def dense(frame: pl.DataFrame, transforms: Mapping[str, Transform]) -> NDArray[np.float32]:
-    """Columns of floats as dense features ``[N, F]``, each after its transform; a missing number is 0.
-
-    >>> frame = pl.DataFrame({"a": [-3, None, 1], "b": [-3, None, 1]}).cast(pl.Float64)
-    >>> dense(frame, {"a": "log", "b": "signed_log"}).round(2)
-    array([[ 0.  , -1.39],
-           [ 0.  ,  0.  ],
-           [ 0.69,  0.69]], dtype=float32)
-    """
-    if not transforms:
-        return np.empty((frame.height, 0), np.float32)
-    features = (TRANSFORMS[kind](finite(name).fill_null(0)) for name, kind in transforms.items())
-    return frame.select(feature.cast(pl.Float32) for feature in features).to_numpy(order="c")
+def dense(frame: pl.DataFrame, names: Sequence[str]) -> NDArray[np.float32]:
+    """The numbers that ``features`` gave, as an array ``[N, F]``."""
+    return frame.select(names).to_numpy(order="c") if names else np.empty((frame.height, 0), np.float32)
 
 
 def category_text(values: pl.Expr, dtype: pl.DataType, missing: tuple[str, ...] = ()) -> pl.Expr:
@@ -116,23 +109,22 @@ def check_category(values: pl.Series) -> None:
             raise ValueError(f"{name} holds bytes that are not UTF-8") from None
 
 
-def category(values: pl.Series, missing: tuple[str, ...]) -> pl.Expr:
-    """A column with one category a row, as text; raises ValueError if its type cannot be a category."""
-    check_category(values)
-    return category_text(pl.col(values.name), values.dtype, missing).alias(values.name)
+def category(values: pl.Series, columns: Columns) -> pl.Expr:
+    """A categorical column as text, or as lists of text if it is one of ``columns.bags``, whose text is split.
 
-
-def category_lists(values: pl.Series, separator: str, missing: tuple[str, ...]) -> pl.Expr:
-    """A column with several categories a row, as lists of text; text is split."""
-    column, dtype = pl.col(values.name), values.dtype
-    if isinstance(dtype, pl.List | pl.Array):
+    It raises ValueError if the type of the column cannot be a category.
+    """
+    column, dtype, is_bag = pl.col(values.name), values.dtype, values.name in columns.bags
+    if is_bag and isinstance(dtype, pl.List | pl.Array):
         elements = values.explode()
         check_category(elements)
         lists = column.cast(pl.List(elements.dtype))
-        return lists.list.eval(category_text(pl.element(), elements.dtype, missing))
+        return lists.list.eval(category_text(pl.element(), elements.dtype, columns.missing))
     check_category(values)
-    lists = category_text(column, dtype, missing).str.split(separator)
-    return lists.list.eval(category_text(pl.element(), pl.String(), missing)).alias(values.name)
+    text = category_text(column, dtype, columns.missing).alias(values.name)
+    if not is_bag:
+        return text
+    return text.str.split(columns.multi_separator).list.eval(category_text(pl.element(), pl.String(), columns.missing))
 
 
 def flat(lists: pl.Series) -> pl.Series:
@@ -140,15 +132,18 @@ def flat(lists: pl.Series) -> pl.Series:
     return lists.filter(lists.list.len() > 0).explode()
 
 
-def label_rule(positive: str | None) -> str:
-    """What a label must be if ``clicks`` is to understand it."""
-    if positive is None:
-        return "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
-    return "must be a number"
+def lengths(lists: pl.Series) -> NDArray[np.uint32]:
+    """The length of each list; 0 for null."""
+    return lists.list.len().fill_null(0).to_numpy()
+
+
+def offsets_of(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Where each list of ``flat`` begins, and where the last one ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: tuple[str, ...] = ()) -> pl.Expr:
-    """Labels as 1 for a click and 0 for none; null for a label that is missing or breaks ``label_rule``.
+    """Labels as 1 for a click and 0 for none; null for a label that is missing or is none of these.
 
     ``positive`` is the value that is a click, all others being none; or the least one that is, as in ``">=4"``. None
     means that labels are 0 or 1, or true or false.

@@ -12,7 +12,7 @@ from ..modules.collection import EmbeddingCollection
 from ..paper.schemes import QR, Full, Hash
 from ..planner import Plan, plan
 from ..training.config import RunConfig
-from ..training.tables import counted_tables, tables_of
+from ..training.model import counted_tables, tables_of
 from . import reproduce
 from .figures import Figure, Point
 from .paper_figures import FIGURE4, validation_interval

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..paper.sizes import ceil_div
 from ..training.config import RunConfig
-from ..training.tables import scheme_of
+from ..training.model import scheme_of
 from .figures import Axes, Point
 
 METHODS = ("hash", "feature", "concat", "add", "mult")  # the lines of figures 5 to 7, beside the full tables
@@ -36,7 +36,7 @@ class Study:
     def points(
         self, method: str, num_collisions: int = 4, *, threshold: int = 0, x: float | None = None
     ) -> list[Point]:
-        """A point for each network; ``method`` is as in ``training.tables.scheme_of``.
+        """A point for each network; ``method`` is as in ``training.model.scheme_of``.
 
         So that figures share runs, the runs of figure 4 are validated during training in every figure, and a threshold
         below the smallest table is left out.

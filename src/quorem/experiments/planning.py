@@ -14,8 +14,7 @@ from ..planner.footprint import modules_of
 from ..training.config import RowDtype, RunConfig
 from ..training.feed import Feed
 from ..training.loop import train
-from ..training.model import data_identity
-from ..training.tables import counted_tables
+from ..training.model import counted_tables, data_identity
 
 Auto = Literal["auto"]
 SEARCHED = (1, 2, 4)  # D / d, where rows have d numbers instead of D: the widths of a search

@@ -17,13 +17,12 @@ import torch
 
 from ..data.prepared import Prepared
 from ..files.provenance import commit, versions
-from .checkpoint import Progress
 from .config import RunConfig
 from .feed import Feed
 from .metrics import Evaluation, Metrics
 from .model import build_model, sizes
 from .processes import any_of, check_same_step, is_first
-from .run import RunFolder
+from .run import Progress, RunFolder
 from .trial import Trial, capturing
 
 LOG_EVERY = 100  # steps between two lines of training loss
@@ -58,25 +57,6 @@ class Options:
     checkpoint_seconds: float = 60.0
     report: Callable[[Status], None] | None = None
     keep_model: bool = True
-
-
-class Clock:
-    """Seconds of training in all attempts, without pauses."""
-
-    def __init__(self, earlier_seconds: float) -> None:
-        self.began = time.perf_counter() - earlier_seconds
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training."""
-        return time.perf_counter() - self.began
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count the time within this context as training."""
-        start = time.perf_counter()
-        yield
-        self.began += time.perf_counter() - start
 
 
 def train(
@@ -139,8 +119,8 @@ def _train(
     num_rows = len(feed.training_rows(config))
     per_epoch = math.ceil(num_rows / config.batch_size)
     last_step = config.epochs * per_epoch
-    clock = Clock(progress.seconds)
-    next_save, next_report = clock.seconds + options.checkpoint_seconds, 0.0
+    began = time.perf_counter() - progress.seconds  # training in all attempts has taken the time since then
+    next_save, next_report = progress.seconds + options.checkpoint_seconds, 0.0
 
     def log(values: dict[str, Any]) -> None:
         if folder is not None:
@@ -156,8 +136,9 @@ def _train(
             log({"loss": progress.loss})
 
         if ends_epoch or (config.validate_every and step % config.validate_every == 0 and not is_last):
-            with clock.paused():
-                validation = evaluate(trial, feed, "validation")
+            start = time.perf_counter()
+            validation = evaluate(trial, feed, "validation")
+            began += time.perf_counter() - start
             if not is_last:
                 log({"validation": asdict(validation)})
         if ends_epoch:
@@ -168,17 +149,18 @@ def _train(
             elif config.patience is not None and epoch - progress.best_epoch >= config.patience:
                 break
 
-        is_due = folder is not None and not is_last and clock.seconds >= next_save
+        seconds = time.perf_counter() - began
+        is_due = folder is not None and not is_last and seconds >= next_save
         stopping, saving = any_of(feed.device, stop is not None and stop.is_set(), is_due)
         if (stopping or saving) and folder is not None:
-            start = time.perf_counter()
-            with clock.paused():
-                folder.save(trial, replace(progress, step=step, seconds=clock.seconds))
-            next_save = clock.seconds + max(options.checkpoint_seconds, 9 * (time.perf_counter() - start))
+            folder.save(trial, replace(progress, step=step, seconds=seconds))
+            saving_took = time.perf_counter() - began - seconds
+            began += saving_took
+            next_save = seconds + max(options.checkpoint_seconds, 9 * saving_took)
         if stopping:
             raise KeyboardInterrupt
         if options.report is not None and (is_last or time.perf_counter() >= next_report):
-            rate = step * config.batch_size / max(clock.seconds, 1e-9)
+            rate = step * config.batch_size / max(seconds, 1e-9)
             options.report(Status(config, step, last_step, rate, progress.loss))
             next_report = time.perf_counter() + REPORT_SECONDS
 
@@ -189,7 +171,7 @@ def _train(
         trial.restore_best()
     if config.bits is not None:
         trial.quantize_(config.bits)
-    seconds = clock.seconds
+    seconds = time.perf_counter() - began
     final = {name: asdict(evaluate(trial, feed, name)) for name in ("validation", "test")}
     log(final)
     for name, metrics in final.items():

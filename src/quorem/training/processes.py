@@ -12,7 +12,7 @@ from importlib import import_module
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.batches import Batch
 
@@ -62,12 +62,6 @@ def share_of(batch: Batch) -> Batch:
         return batch
     rank, processes = dist.get_rank(), dist.get_world_size()
     return batch.rows(len(batch) * rank // processes, len(batch) * (rank + 1) // processes)
-
-
-def add_up_(tensor: Tensor) -> None:
-    """Replace a tensor by its sum over all processes."""
-    if num_processes() > 1:
-        dist.all_reduce(tensor)
 
 
 def average_gradients_(parameters: list[nn.Parameter]) -> None:

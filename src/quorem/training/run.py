@@ -10,24 +10,26 @@ result.json           the result, which is written last: if it exists, the run i
 """
 
 import json
+import math
 import os
+import re
 import warnings
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import models
 from ..data.encoding import write_encoding
 from ..data.prepared import Prepared
 from ..files import atomic as files
+from ..files.checked_json import build
 from ..files.saved_model import load, save
 from ..files.tensors import FileKind, TensorFile, write_tensors
 from ..models.presets import is_custom
 from ..modules.lookup import Tables
-from . import checkpoint
-from .checkpoint import Progress
 from .config import RunConfig
 from .processes import is_first
 from .trial import Trial
@@ -35,7 +37,22 @@ from .trial import Trial
 RESULT_FORMAT = "quorem-result-1"
 ENCODING, RESULT = "encoding.safetensors", "result.json"
 MODEL, LAYERS = "model.safetensors", "layers.safetensors"
-LAYERS_KIND = FileKind("quorem-layers", 2)
+LAYERS_KIND, CHECKPOINT_KIND = FileKind("quorem-layers", 2), FileKind("quorem-checkpoint", 4)
+CHECKPOINT_NAME = re.compile(r"step-(\d+)\.safetensors")
+KEPT = 2  # checkpoints; with several, the run is not lost if the last one is damaged later
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is: its configuration, steps, seconds of training, the last loss, and the best epoch so far."""
+
+    config: str  # as JSON
+    step: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    metrics_lines: int = 0  # lines in metrics.jsonl up to the step
 
 
 class RunFolder:
@@ -86,7 +103,7 @@ class RunFolder:
 
     def _remove_checkpoints(self) -> None:
         if is_first():
-            for _, old in checkpoint.saved(self.path / "checkpoints"):
+            for _, old in saved_checkpoints(self.path / "checkpoints"):
                 old.unlink()
 
     def resume(self, trial: Trial) -> Progress:
@@ -94,13 +111,13 @@ class RunFolder:
 
         The first process also drops the metrics of later steps.
         """
-        last, progress = checkpoint.latest(self.path / "checkpoints"), Progress(config=self.config.to_json())
-        if last is not None:
-            if last.progress.config != progress.config:
-                other = difference(RunConfig.from_json(last.progress.config), self.config)
+        progress = Progress(config=self.config.to_json())
+        if last := latest_checkpoint(self.path / "checkpoints"):
+            progress, tensors = last
+            if progress.config != self.config.to_json():
+                other = difference(RunConfig.from_json(progress.config), self.config)
                 raise ValueError(f"{self.path} has a checkpoint of another run: {other}")
-            progress = last.progress
-            trial.restore(progress.step, last.tensors)
+            trial.restore(progress.step, tensors)
         if is_first():
             lines = read_metrics(self._metrics).lines if self._metrics.exists() else []
             kept = [values for values in lines if values["step"] <= progress.step]
@@ -114,7 +131,7 @@ class RunFolder:
         """Write a checkpoint; the metrics up to it are synced to the disk first."""
         files.sync(self._metrics)
         progress = replace(progress, metrics_lines=self._metrics.read_bytes().count(b"\n"))
-        checkpoint.save(self.path / "checkpoints", progress, trial.tensors())
+        save_checkpoint(self.path / "checkpoints", progress, trial.tensors())
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Add a line to ``metrics.jsonl``."""
@@ -129,6 +146,48 @@ class RunFolder:
             write_encoding(self.path / ENCODING, prepared, self.config.data)
         files.write_json(self.path / RESULT, {"format": RESULT_FORMAT, **result})
         self._remove_checkpoints()
+
+
+def save_checkpoint(folder: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> Path:
+    """Write the tensors after a step, then remove all but the last ``KEPT`` checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{progress.step:012}.safetensors"
+    write_tensors(path, CHECKPOINT_KIND, tensors, asdict(progress))
+    for _, old in saved_checkpoints(folder)[KEPT:]:
+        old.unlink()
+    return path
+
+
+def saved_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Step and path of each checkpoint in a folder, the latest first."""
+    matches = ((CHECKPOINT_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+
+
+def load_checkpoint(path: Path) -> tuple[Progress, dict[str, Tensor]]:
+    """The progress and the tensors in a checkpoint; raises ValueError if it is cut off, damaged, or none."""
+    file = TensorFile(path, CHECKPOINT_KIND)
+    try:
+        progress = build(Progress, file.description)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return progress, {name: tensor.clone() for name, tensor in file.tensors.items()}
+
+
+def latest_checkpoint(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
+    """The latest intact checkpoint, with a warning for each later one that is damaged; None if there are none at all.
+
+    If there are checkpoints, but none is intact, it raises ValueError.
+    """
+    paths = [path for _, path in saved_checkpoints(folder)]
+    for path in paths:
+        try:
+            return load_checkpoint(path)
+        except ValueError as error:
+            if path == paths[-1]:
+                raise ValueError(f"no checkpoint is whole: {error}") from None
+            warnings.warn(f"{error}; the one before it is taken", stacklevel=2)
+    return None
 
 
 class MetricsFile(NamedTuple):

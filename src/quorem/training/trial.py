@@ -23,7 +23,7 @@ from ..modules.quantize import quantize_
 from ..ops.lagging import in_memory
 from .config import RunConfig
 from .model import autocast, logits_of
-from .processes import add_up_, average_gradients_, num_processes, share_of
+from .processes import average_gradients_, num_processes, share_of
 
 WARM_UP = 3  # steps before a graph is captured, in which kernels are compiled and memory is allocated
 STEPS_PER_GRAPH = 10  # steps per graph, so that filling its buffers and launching it costs little per step
@@ -83,17 +83,16 @@ class Trial:
     def _step(self, batch: Batch) -> None:
         loss = self._loss(batch)
         self.dense.zero_grad()
-        if num_processes() == 1:
-            loss.backward()
-        else:
-            (loss * num_processes()).backward()  # since gradients are averaged
+        processes = num_processes()
+        (loss if processes == 1 else loss * processes).backward()  # gradients are averaged over processes
         average_gradients_(self.layers)
         if self.compiles:
             update_(self.dense)
         else:
             self.dense.step()
         total = loss.detach()
-        add_up_(total)
+        if processes > 1:
+            dist.all_reduce(total)
         self.loss_sum += total
 
     def _loss(self, batch: Batch) -> Tensor:
