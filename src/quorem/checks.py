@@ -42,10 +42,6 @@ def check_options(options: Any) -> None:
     """Check the fields of a frozen dataclass by their annotations; numpy's integers become plain ones, lists tuples.
 
     An integer must be at least 1, or in the range of its field's metadata: ``field(metadata={"low": 0, "high": 9})``.
-
-    Raises:
-        TypeError: if a bool, a string, an integer or a tuple of integers is none.
-        ValueError: if an integer is too small, or a value is not one of a ``Literal``.
     """
     for option in fields(options):
         name, value, kind = option.name, getattr(options, option.name), option.type

@@ -11,11 +11,7 @@ from torch.nn import functional as F
 
 
 class Network(nn.Module):
-    """Embeddings, and layers that turn their vectors and dense features into logits.
-
-    ``embeddings`` is any module that turns ids into vectors ``[B, F', D]`` or ``[B, sum D]``. Their widths are
-    ``embedding_dims``; None takes ``embeddings.embedding_dims``.
-    """
+    """Embeddings, and layers that turn their vectors and dense features into logits; ``DCN`` explains the arguments."""
 
     output: nn.Linear
 
@@ -60,9 +56,8 @@ def mlp(
     >>> mlp((13, 512, 16))(torch.zeros(2, 13)).shape
     torch.Size([2, 16])
     """
-    for size in sizes:
-        if size < 1:
-            raise ValueError(f"sizes ({tuple(sizes)}) must all be at least 1")
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"sizes ({tuple(sizes)}) must all be at least 1")
     layers: list[nn.Module] = []
     for d_in, d_out in pairwise(sizes):
         layers += [nn.Linear(d_in, d_out, device=device, dtype=dtype), nn.ReLU()]

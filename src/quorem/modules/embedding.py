@@ -220,10 +220,7 @@ class Embedding(Tables):
         return self
 
     def to_dense(self) -> Tensor:
-        """The full table that this module represents, ``[n, D]``, or ``[n, K, D]`` for feature generation.
-
-        Differentiable.
-        """
+        """The full table, ``[n, D]``, or ``[n, K, D]`` for feature generation; differentiable."""
         return self.dense()
 
     def fit_(self, embeddings: Tensor | nn.Module, frequencies: Tensor | None = None) -> Self:

@@ -37,9 +37,6 @@ class IdRule(NamedTuple):
     skipped: int = -1  # number in [0, size) of the padding id, in whose place the next one is taken; -1: there is none
 
 
-RULE_COLUMNS = len(IdRule._fields)
-
-
 class Listed(NamedTuple):
     """A feature whose unknown ids are hashed to cold ids, and the lists that define these."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..modules import meaning
 from ..modules.collection import Table
-from ..modules.id_rules import RULE_COLUMNS
+from ..modules.id_rules import IdRule
 from ..modules.lookup import Tables
 from ..ops import replay
 from ..ops.codes import NARROW, code_bytes, stored_shape
@@ -200,7 +200,7 @@ class StoredModule:
         parts = self.integer_bytes * (PART_COLUMNS * most_partitions * self._num_slots + 2 * features)
         of_meaning = 4 * meaning.COLUMNS * len(self.widths)
         has_rules = any(table.raw_ids or table.unknown != "error" for table in self.module.tables)
-        rules = RULE_COLUMNS * features * has_rules
+        rules = len(IdRule._fields) * features * has_rules
         return self.slot_bytes + parts + of_meaning + 8 * (rules + 1)  # 1: the count of invalid ids
 
 

@@ -78,8 +78,7 @@ def from_dict(values: Any, *, maps: Mapping[str, Tensor] | None = None) -> Schem
     >>> from_dict({"scheme": "QR", "num_collisions": 60})
     QR(num_collisions=60)
     """
-    scheme: Scheme = _from_dict(values, maps or {}, SCHEMES)
-    return scheme
+    return _from_dict(values, maps or {}, SCHEMES)
 
 
 def _from_dict(values: Any, maps: Mapping[str, Tensor], known: Mapping[str, Any]) -> Any:

@@ -51,11 +51,7 @@ class Pool:
             raise ValueError(f"name ({self.name!r}) must be a string of one line without dots that is not empty")
 
     def sizes(self, num_cold: int) -> tuple[int, ...]:
-        """Rows of each partition for ``num_cold`` cold ids.
-
-        Raises:
-            ValueError: if the rows are too few for each cold id to have a combination of its own.
-        """
+        """Rows of each partition, with which each of ``num_cold`` cold ids has a combination of its own."""
         space = 2 ** Mixing.covering(num_cold).bits
         sizes = coprime_sizes_for_rows(self.num_rows, self.num_partitions)
         try:
