@@ -7,8 +7,7 @@ import torch
 from quorem import Table
 from quorem.optimizer_names import Optimizer
 from quorem.paper.schemes import TableSpec
-from quorem.planner.footprint import StateBytes, StoredModule
-from quorem.planner.modules import Module
+from quorem.planner.footprint import Module, StateBytes, StoredModule
 
 
 def table_bytes(specs: Sequence[TableSpec], optimizer: Optimizer) -> int:
