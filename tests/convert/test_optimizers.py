@@ -65,6 +65,22 @@ def test_rows_of_an_optimizer_of_ours_are_followed(name):
     assert not torch.equal(model[0].stored, before)
 
 
+@pytest.mark.parametrize("name", ["Adagrad", "Adam"])
+def test_of_dense_gradients_ours_and_torchs_have_the_same_state_afterwards(name):
+    states = []
+    for module in (optim, torch.optim):
+        model = model_of()
+        optimizer = getattr(module, name)(model.parameters(), lr=0.1)
+        step(model, optimizer)
+        report = compress_(model, QR(4, width=4), fit=True)
+        assert report.references == [f"{name} now has the rows of 1 tables, and their state"]
+        step(model, optimizer)
+        states.append({key: value.clone() for key, value in optimizer.state[model[0].stored].items()})
+        decompress_(model, optimizer=optimizer)
+        assert moves(model, optimizer)
+    torch.testing.assert_close(*states)
+
+
 class Trainer:
     """An object outside the model, as RecBole's and fastai's trainers are."""
 

@@ -208,6 +208,7 @@ class RowOptimizer(torch.optim.Optimizer):
         if dense:
             self._dense.param_groups, self._dense.state = list(dense.values()), self.state
             self._dense.step()
+            self._dense.param_groups = []  # ``compress_`` looks for optimizers that hold tables: it must find only self
         return loss
 
     def _step_by_row(self, group: dict[str, Any], p: Tensor) -> None:
