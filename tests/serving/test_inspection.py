@@ -77,6 +77,15 @@ def test_a_file_with_lists_maps_pools_and_networks(bits: int, tmp_path: Path) ->
     assert "pool pool: " in shown(tmp_path / "tables.quorem")
 
 
+@pytest.mark.parametrize("bits", [0, 4])
+def test_matrices_of_narrow_rows_count(bits: int, tmp_path: Path) -> None:
+    schemes = [quorem.QR(4, width=4), quorem.Path(4, (5,), width=8, force=True)]
+    module = quorem.EmbeddingCollection([quorem.Table(str(scheme), 600, 16, scheme) for scheme in schemes])
+    quorem.save(quorem.quantize_(module, bits) if bits else module, tmp_path / "tables")
+    memory = sum(table["bytes_in_memory"] for table in inspect(tmp_path / "tables")["tables"])
+    assert memory == sum(p.nbytes for p in module.parameters())
+
+
 def test_data(folder: Path) -> None:
     facts = json.loads(shown(folder / "log", "--json", "--verify"))
     assert (facts["kind"], facts["rows"], [f["ids"] for f in facts["features"]]) == ("data", ROWS, [50, 32])

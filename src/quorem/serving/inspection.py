@@ -111,14 +111,16 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def _table(tables: Tables, t: int) -> dict[str, Any]:
-    spec, name = tables.specs[t], tables.names[t]
-    stored = _share(tables, tables.extents[t])
-    map_bytes = sum(p.index.nbytes for p in spec.partitions if isinstance(p, ExplicitPartition))
-    map_bytes += sum(ids.nbytes for ids in tables.ranks_of[t] or ())
-    networks = (spec.num_parameters - sum(r * w for r, w in spec.shapes)) * tables.dtype.itemsize
-    memory = stored + map_bytes + networks
+    spec = tables.specs[t]
+    memory = _share(tables, tables.extents[t])
+    memory += sum(p.index.nbytes for p in spec.partitions if isinstance(p, ExplicitPartition))
+    memory += sum(ids.nbytes for ids in tables.ranks_of[t] or ())
+    in_matrix = spec.width * spec.embedding_dim if spec.is_narrow else 0
+    in_networks = spec.num_parameters - in_matrix - sum(r * w for r, w in spec.shapes)
+    memory += in_networks * tables.dtype.itemsize
+    memory += in_matrix * (2 if tables.bits else tables.dtype.itemsize)  # ``quantize_`` rounds it to bfloat16
     return {
-        "name": name,
+        "name": tables.names[t],
         "features": tables.features_of(t),
         "ids": spec.num_embeddings,
         "width": spec.embedding_dim,
