@@ -133,17 +133,16 @@ def _counted(
     If it is ``needed`` for a budget, the tables must have one kind of optimizer, whose state is known.
     """
     candidates: list[Any] = found if optimizer is None else [optimizer]
-    names = {type(each).__name__ if isinstance(each, torch.optim.Optimizer) else each for each in candidates}
     kinds = {optimizer_name(each) for each in candidates}
-    if needed and (len(kinds) > 1 or (kinds == {None} and names)):
-        listed = ", ".join(sorted(map(str, names)))
+    if needed and (len(kinds) > 1 or None in kinds):
+        listed = ", ".join(sorted({type(each).__name__ for each in candidates}))
         raise ValueError(
             f"optimizer ({listed}) must be one whose state can be counted: give a budget the name of one that keeps"
             " as many numbers for each weight, such as 'adam' for two, or a scheme instead of a budget"
         )
     lags = not any(isinstance(each, torch.optim.SparseAdam) for each in (optimizer, *found))
     state_dtypes: set[StateDtype] = {getattr(each, "state_dtype", "float32") for each in candidates}
-    state_dtype: StateDtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
+    state_dtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
     by_row = state_dtype != "float32"  # an optimizer with such a state updates rows one by one, whatever their gradient
     return StateBytes(next(iter(kinds), None), torch.float32, by_row, lags, state_dtype)
 
@@ -168,8 +167,8 @@ def _replace(
         report.entries += collection.entries(replacement, counted)
         if replacement is not None:
             new[collection.module] = replacement
-    order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
-    report.entries.sort(key=lambda entry: order[entry.name])
+    names = [name for group in groups for name in group.members]
+    report.entries.sort(key=lambda entry: names.index(entry.name))
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module.weight in by_weight:
             embedding = by_weight[module.weight]
@@ -214,16 +213,13 @@ def _cleared_paddings(group: WeightGroup) -> list[str]:
 def _composed_modules(group: WeightGroup, choice: ChosenScheme, fit: bool) -> dict[nn.Module, Embedding]:
     """The composed module for each module of a group, as ``choice`` says; all share the rows of the first."""
     weight, paddings = group.first.weight, {module.padding_idx for module in group.members.values()}
+    common: dict[str, Any] = {"device": weight.device, "dtype": choice.dtype or weight.dtype}
+    common |= {"frequencies": group.ranking, "init_std": None if fit or weight.is_meta else deviation(weight)}
     composed: dict[nn.Module, Embedding] = {}
     source: Embedding | None = None  # whose parameters all have
     for module in group.members.values():
-        options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": weight.device}
-        options |= {"dtype": choice.dtype or weight.dtype, "frequencies": group.ranking}
-        if not fit and not weight.is_meta:
-            options["init_std"] = deviation(weight)
-        if is_bag := isinstance(module, nn.EmbeddingBag):
-            options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
-        kind = EmbeddingBag if is_bag else Embedding
+        kind = EmbeddingBag if isinstance(module, nn.EmbeddingBag) else Embedding
+        options = common | {name: getattr(module, name) for name in ("sparse", *kind.inherited)}
         sizes = (module.num_embeddings, module.embedding_dim, choice.scheme)
         new = composed[module] = kind(*sizes, **options)
         if source is None:

@@ -105,11 +105,9 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
 
 def _plain(module: Embedding, weight: nn.Parameter) -> nn.Module:
     """The ``torch.nn`` module that replaces a composed one."""
-    options: dict[str, Any] = {"padding_idx": module.padding_idx, "sparse": module.sparse, "device": "meta"}
-    if is_bag := isinstance(module, EmbeddingBag):
-        options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
-    kind = nn.EmbeddingBag if is_bag else nn.Embedding
-    new = kind(module.num_embeddings, module.embedding_dim, **options)
+    options: dict[str, Any] = {name: getattr(module, name) for name in ("sparse", *module.inherited)}
+    kind = nn.EmbeddingBag if isinstance(module, EmbeddingBag) else nn.Embedding
+    new = kind(module.num_embeddings, module.embedding_dim, device="meta", **options)
     new.weight = weight
     keep_(module, new)
     return new

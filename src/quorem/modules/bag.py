@@ -29,7 +29,7 @@ class EmbeddingBag(Embedding):
     torch.Size([2, 16])
     """
 
-    _inherited = ("padding_idx", "mode", "include_last_offset")
+    inherited = ("padding_idx", "mode", "include_last_offset")
 
     def __init__(
         self,

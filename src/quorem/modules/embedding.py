@@ -54,7 +54,7 @@ class Embedding(Tables):
     (torch.Size([1, 3, 16]), 4064)
     """
 
-    _inherited: tuple[str, ...] = ("padding_idx",)  # options that ``from_pretrained`` takes from a module
+    inherited: tuple[str, ...] = ("padding_idx",)  # options that a table of torch.nn has too
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class Embedding(Tables):
         table = trained_table(embeddings)
         inherited: dict[str, Any] = {"device": table.device, "dtype": table.dtype}
         if isinstance(embeddings, nn.Module):
-            inherited |= {name: getattr(embeddings, name) for name in cls._inherited if hasattr(embeddings, name)}
+            inherited |= {name: getattr(embeddings, name) for name in cls.inherited if hasattr(embeddings, name)}
         if isinstance(embeddings, Embedding):
             inherited |= {"unknown": embeddings.unknown[0], "raw_ids": embeddings.raw_ids[0]}
         num_embeddings, embedding_dim = table.shape

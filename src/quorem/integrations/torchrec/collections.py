@@ -16,7 +16,7 @@ from torchrec.modules import embedding_modules as stock
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ...checks import InvalidIdMode, Pooling, check_int
+from ...checks import InvalidIdMode, Pooling, check_choice, check_int
 from ...modules import collection as single
 from .compose import Compose
 from .rows import Part, RowNumbers
@@ -32,25 +32,25 @@ class Collection(nn.Module):
     """
 
     template: single.EmbeddingCollection
+    mode: Pooling | None = None  # how bags are pooled, if they are
 
     def __init__(
         self,
         tables: Sequence[single.Table],
-        mode: Pooling | None,
-        is_weighted: bool,
-        num_shards: int,
-        on_invalid_id: InvalidIdMode,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        *,
+        num_shards: int = 8,
+        on_invalid_id: InvalidIdMode = "warn",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         device = torch.device("cpu" if device is None else device)
         if dtype not in (None, *DATA_TYPES):
             raise ValueError(f"dtype ({dtype}) must be torch.float32 or torch.float16")
-        template = single.EmbeddingCollection(tables, mode=mode or "sum", on_invalid_id=on_invalid_id, device="meta")
+        template = single.EmbeddingCollection(tables, on_invalid_id=on_invalid_id, device="meta")
         self.__dict__["template"] = template  # not as a module: its parameters hold nothing
         self.tables, self.embedding_dims = tuple(tables), template.embedding_dims
-        self.rows = RowNumbers(template, is_weighted, check_int("num_shards", num_shards))
+        self.rows = RowNumbers(template, check_int("num_shards", num_shards))
         for part in (part for parts in self.rows.parts_read for part in parts):
             if part.width % 4:
                 raise ValueError(
@@ -72,7 +72,7 @@ class Collection(nn.Module):
                 for shard in group
             ]
             self.vectors.append(stock.EmbeddingBagCollection(configs, device=device))
-        self.compose = Compose(template, self.rows, mode, device)
+        self.compose = Compose(template, self.rows, device)
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """The vectors of the features: pooled, as a KeyedTensor ``[B, sum D]``, or else a JaggedTensor for each.
@@ -146,11 +146,14 @@ class EmbeddingBagCollection(Collection):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(tables, mode, is_weighted, num_shards, on_invalid_id, device, dtype)
-        self.mode = mode
+        check_choice("mode", mode, Pooling)
+        super().__init__(tables, num_shards=num_shards, on_invalid_id=on_invalid_id, device=device, dtype=dtype)
+        self.mode = self.compose.mode = mode
+        self.rows.weighted = is_weighted
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""
+        assert self.mode is not None
         pooling = PoolingType(self.mode.upper())
         return [EmbeddingBagConfig(**config, pooling=pooling) for config in self._replaced_configs()]
 
@@ -178,17 +181,6 @@ class EmbeddingCollection(Collection):
     >>> vectors(ids)["user"].values().shape
     torch.Size([3, 16])
     """
-
-    def __init__(
-        self,
-        tables: Sequence[single.Table],
-        *,
-        num_shards: int = 8,
-        on_invalid_id: InvalidIdMode = "warn",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(tables, None, False, num_shards, on_invalid_id, device, dtype)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Configs of the full tables that the composed ones replace, in the form that TorchRec's models expect."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from ...checks import Pooling
 from ...modules.collection import EmbeddingCollection
 from ...paper import init
 from .rows import Ids, RowBatch, RowNumbers
@@ -17,12 +18,14 @@ class Compose(nn.Module):
     """Composes the vectors of a batch's distinct ids, and pools them, or repeats them for every id.
 
     It has the networks of path-based tables and the matrices of narrow rows, which are never on the meta device, where
-    ``template``, a single-device collection of the tables, is. Without a ``mode`` bags are not pooled.
+    ``template``, a single-device collection of the tables, is.
     """
 
-    def __init__(self, template: EmbeddingCollection, rows: RowNumbers, mode: str | None, device: torch.device) -> None:
+    mode: Pooling | None = None  # how bags are pooled, if they are
+
+    def __init__(self, template: EmbeddingCollection, rows: RowNumbers, device: torch.device) -> None:
         super().__init__()
-        self.names, self.mode = template.features, mode
+        self.names = template.features
         self.specs = [template.specs[t] for t in template.table_of]
         self.groups, self.parts_read = rows.groups, rows.parts_read
         self.paths = nn.ModuleList(template.networks())

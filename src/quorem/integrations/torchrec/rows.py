@@ -89,10 +89,11 @@ class RowNumbers(nn.Module):
     id_rules: Tensor
     meaning: Tensor
 
-    def __init__(self, template: EmbeddingCollection, weighted: bool, num_shards: int) -> None:
+    weighted = False  # whether the features have weights
+
+    def __init__(self, template: EmbeddingCollection, num_shards: int) -> None:
         super().__init__()
-        self.names, self.weighted = template.features, weighted
-        self.titles = [template.names[t] for t in template.table_of]
+        self.names, self.titles = template.features, [template.names[t] for t in template.table_of]
         self.on_invalid_id, self.warned = template.on_invalid_id, False
         layout = build(template.specs, template.padding, template.table_of, template.ranks_of).layout
         self.limits = layout.slots[layout.spans[:, 0], column.LIMIT].tolist()

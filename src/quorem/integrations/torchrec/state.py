@@ -14,7 +14,7 @@ from torchrec.distributed.model_parallel import get_unwrapped_module
 
 from ...modules import collection as single
 from ...modules.lookup import Tables
-from .collections import Collection, EmbeddingBagCollection
+from .collections import Collection
 
 
 def copy_state_(target: nn.Module, source: nn.Module) -> None:
@@ -74,10 +74,9 @@ def to_collection(module: nn.Module) -> single.EmbeddingCollection:
     inner = get_unwrapped_module(module)
     if not isinstance(inner, Collection):
         raise TypeError(f"module ({type(inner).__name__}) must be a collection of quorem.integrations.torchrec")
-    mode = inner.mode if isinstance(inner, EmbeddingBagCollection) else "sum"
     dtype = next(inner.vectors.parameters()).dtype
     collection = single.EmbeddingCollection(
-        inner.tables, mode=mode, on_invalid_id=inner.rows.on_invalid_id, dtype=dtype, device="cpu"
+        inner.tables, mode=inner.mode or "sum", on_invalid_id=inner.rows.on_invalid_id, dtype=dtype, device="cpu"
     )
     copy_state_(collection, module)
     return collection
