@@ -153,11 +153,6 @@ def fit_matrix_(matrix: Tensor, dense: Tensor, weights: Tensor | None, padding: 
 
     Returns the rows ``[n, d]`` whose products with the matrix are nearest to ``dense`` ``[n, D]``. ``weights``, float64
     ``[n]``, are those of the rows' errors; the row ``padding`` is ignored.
-
-    >>> matrix = torch.empty(1, 2, dtype=torch.float64)
-    >>> dense = torch.tensor([[1.0, 2.0], [2.0, 4.0], [-3.0, -6.0]])
-    >>> torch.allclose(fit_matrix_(matrix, dense, None, None) @ matrix.float(), dense)
-    True
     """
     d, width = matrix.shape
     products = torch.zeros(width, width, dtype=torch.float64, device=dense.device)

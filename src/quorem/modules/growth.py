@@ -24,12 +24,7 @@ ABLE = "Full, Hash, QR, GeneralizedQR without num_rows, and HotCold with a rest 
 
 
 def grown_spec(spec: TableSpec, n: int) -> TableSpec:
-    """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before; or a ValueError.
-
-    >>> from quorem import QR
-    >>> grown_spec(QR(4).spec(1000, 16), 1300).shapes
-    ((250, 16), (6, 16))
-    """
+    """The spec of a table of ``n`` ids in which the ids of ``spec`` read the same rows as before; or a ValueError."""
     if n < spec.num_embeddings:
         raise ValueError(f"n ({n}) must be at least num_embeddings ({spec.num_embeddings}): tables do not shrink")
     if n == spec.num_embeddings:

@@ -4,7 +4,7 @@ Tables of equal shapes may differ in partitions, operation or order, and then th
 """
 
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,28 +20,17 @@ if TYPE_CHECKING:
 # How the rows of an id become its vector; the position is what is saved.
 HOW = ("one row", "add", "mult", "concat", "feature", "relu path", "sigmoid path", "sums")
 BITS, RAW_IDS, RANKED = 4, 8, 9  # where the kind has bits per number (0 for floats) and two flags; ``HOW`` comes first
-
-
-class Meaning(NamedTuple):
-    """What the rows of one table mean, in integers that take few bytes, or in words."""
-
-    name: Any  # of this, the sizes and the partitions 31 bits of a CRC
-    kind: Any
-    sizes: Any
-    partitions: Any
-
-
-COLUMNS = len(Meaning._fields)
+COLUMNS = 4  # name, kind, sizes and partitions of a table; of all but the kind 31 bits of a CRC
 
 
 def meaning_of(tables: "StoredTables") -> Tensor:
     """The meaning of each table's rows, ``[T, 4]``, int32."""
-    rows = [_meaning(tables, t, ranks is not None)[0] for t, ranks in enumerate(tables._ranks)]
+    rows = [[number for number, _ in _meaning(tables, t, ranks is not None)] for t, ranks in enumerate(tables._ranks)]
     return torch.tensor(rows, dtype=torch.int32, device="cpu")
 
 
-def _meaning(tables: "StoredTables", t: int, ranked: bool) -> tuple[Meaning, Meaning]:
-    """The meaning of one table, whose ids are ``ranked`` by lists or not, in integers and in words."""
+def _meaning(tables: "StoredTables", t: int, ranked: bool) -> list[tuple[int, str]]:
+    """The columns of one table, whose ids are ``ranked`` by lists or not, each as an integer and in words."""
     name, spec, pool = tables.names[t], tables.specs[t], tables.pool_of(t)
     kind = HOW.index(_how(spec)) | tables.bits << BITS | tables.raw_ids[t] << RAW_IDS | ranked << RANKED
     sizes = [spec.num_embeddings, spec.embedding_dim, spec.width, spec.num_hot, spec.num_rest]
@@ -51,19 +40,20 @@ def _meaning(tables: "StoredTables", t: int, ranked: bool) -> tuple[Meaning, Mea
     for part, width in zip(spec.partitions, widths, strict=True):
         stride = part.stride if isinstance(part, Partition) else -_crc31(part.index.numpy().tobytes())
         partitions += (stride, part.size, width)
+    partitions_in_words = f"the partitions of {spec.scheme}"
     if pool is None:
         partitions.append(0)
     else:
         position = [*tables.pools.values()].index(pool) + 1
         partitions += (position, pool.offsets[t], pool.mixing.bits, *(extent.rows for extent in pool.extents))
-    words = Meaning(
-        f"the rows of {name!r}",
-        _kind_words(kind),
-        "{} ids of {} numbers in rows of {}, {} hot and {} rest".format(*sizes),
-        f"the partitions of {spec.scheme}" + (f" from number {pool.offsets[t]} of its pool" if pool else ""),
-    )
+        partitions_in_words += f" from number {pool.offsets[t]} of its pool"
     crcs = [_crc31(",".join(map(str, integers)).encode()) for integers in (sizes, partitions)]
-    return Meaning(_crc31(name.encode()), kind, *crcs), words
+    return [
+        (_crc31(name.encode()), f"the rows of {name!r}"),
+        (kind, _kind_words(kind)),
+        (crcs[0], "{} ids of {} numbers in rows of {}, {} hot and {} rest".format(*sizes)),
+        (crcs[1], partitions_in_words),
+    ]
 
 
 def _how(spec: TableSpec) -> str:
@@ -93,13 +83,13 @@ def differences(tables: "StoredTables", saved: Any, prefix: str = "") -> list[st
         return [f"{prefix}meaning must be int32 [tables, {COLUMNS}], as a quorem module saves it"]
     if len(saved) != len(tables.names):
         return [f"{prefix}stored holds {len(saved)} tables in the checkpoint and {len(tables.names)} here"]
-    names = {_crc31(name.encode()): f"the rows of {name!r}" for name in tables.names}
+    known = {_crc31(name.encode()): f"the rows of {name!r}" for name in tables.names}
     wrong = []
-    for t, (name, row, ranked) in enumerate(zip(tables.names, saved.tolist(), are_ranked(saved), strict=True)):
-        (ours, here), theirs = _meaning(tables, t, ranked), Meaning(*row)
-        their_rows = names.get(theirs.name, "the rows of another table")
-        there = Meaning(their_rows, _kind_words(theirs.kind), "other sizes", "other partitions")
-        if changed := [i for i in range(COLUMNS) if theirs[i] != ours[i]]:
+    for t, (name, theirs, ranked) in enumerate(zip(tables.names, saved.tolist(), are_ranked(saved), strict=True)):
+        their_rows = known.get(theirs[0], "the rows of another table")
+        there = (their_rows, _kind_words(theirs[1]), "other sizes", "other partitions")
+        numbers, here = zip(*_meaning(tables, t, ranked), strict=True)
+        if changed := [i for i in range(COLUMNS) if theirs[i] != numbers[i]]:
             their_words, our_words = (", ".join(words[i] for i in changed) for words in (there, here))
             title = f"{prefix}stored: table{f' {name!r}' if name else ''}"
             wrong.append(f"{title} holds {their_words} in the checkpoint and {our_words} here")

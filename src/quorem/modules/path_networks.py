@@ -34,8 +34,8 @@ class PathNetworks(nn.Module):
         specs: Sequence[TableSpec],
         table_of: Sequence[int],
         layout: Layout,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         tables = list(dict.fromkeys(table_of[f] for f in members))
@@ -149,11 +149,8 @@ def path_scheme(spec: TableSpec) -> Path | None:
 def sorted_blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     """Sort N items into blocks: the position ``[N]`` of each, the group of each block, and the size of a block.
 
-    The number of blocks depends only on N and ``num_groups``, so shapes are static for the compiler.
-
-    >>> position, group_of_block, size = sorted_blocks(torch.tensor([1, 0, 1, 1]), 2)
-    >>> bool((group_of_block[position // size] == torch.tensor([1, 0, 1, 1])).all())
-    True
+    So ``group_of_block[position // size]`` is ``group``. The number of blocks depends only on N and ``num_groups``:
+    shapes are static for the compiler.
     """
     n = group.shape[0]
     size = torch.sym_min(8 * (n // num_groups // 8 + 1), 1024)

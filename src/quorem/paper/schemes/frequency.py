@@ -7,6 +7,7 @@ frequency, the ids of a table fall into three ranges, which two integers describ
              hot: own row       cold: composed            rest: one row for all
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ...checks import check_int, check_options
-from .. import partitions as P
 from ..hashing import as_int64, mixed_ids
 from ..renumbering import Mixing
 from ..sizes import coprime_sizes, coprime_sizes_for_rows
@@ -54,14 +54,12 @@ class Pool:
         """Rows of each partition, with which each of ``num_cold`` cold ids has a combination of its own."""
         space = 2 ** Mixing.covering(num_cold).bits
         sizes = coprime_sizes_for_rows(self.num_rows, self.num_partitions)
-        try:
-            P.chinese_remainder(space, sizes)
-        except ValueError:
+        if math.prod(sizes) < space:
             least = sum(coprime_sizes(space, self.num_partitions))
             raise ValueError(
                 f"num_rows ({self.num_rows}) of pool {self.name!r} must be at least {least}"
                 f" for {num_cold} cold ids in {self.num_partitions} partitions"
-            ) from None
+            )
         return sizes
 
 
@@ -224,13 +222,7 @@ def places(spec: TableSpec, ranks: Ranks | None) -> Tensor:
 
 
 def cold_ids(nth: Tensor, spec: TableSpec, ranks: Ranks | None) -> Tensor:
-    """The ``nth`` composed ids of a table, counted from 0: the inverse of ``places``, without the ids of all places.
-
-    >>> from quorem import Full
-    >>> spec = HotCold(2, cold=Full(), force=True).spec(6, 4)
-    >>> cold_ids(torch.tensor([0, 3]), spec, None), cold_ids(torch.arange(4), spec, rank(torch.arange(6), spec))
-    (tensor([2, 5]), tensor([0, 1, 2, 3]))
-    """
+    """The ``nth`` composed ids of a table, counted from 0: the inverse of ``places``, without the ids of all places."""
     if ranks is None:
         return nth + spec.num_hot
     if spec.num_rest:
@@ -241,12 +233,7 @@ def cold_ids(nth: Tensor, spec: TableSpec, ranks: Ranks | None) -> Tensor:
 
 
 def first_of_rest(spec: TableSpec, ranks: Ranks | None, count: int) -> Tensor:
-    """The lowest ids of the rest, at most ``count``.
-
-    >>> from quorem import Full
-    >>> first_of_rest(HotCold(2, cold=Full(), num_rest=2).spec(6, 4), None, 5)
-    tensor([4, 5])
-    """
+    """The lowest ids of the rest, at most ``count``."""
     n = spec.num_embeddings
     if ranks is None:
         return torch.arange(n - spec.num_rest, min(n, n - spec.num_rest + count), device="cpu")
@@ -255,12 +242,7 @@ def first_of_rest(spec: TableSpec, ranks: Ranks | None, count: int) -> Tensor:
 
 
 def counts_by_id(frequencies: RawCounts, n: int) -> tuple[Tensor, Tensor]:
-    """The ids in ``[0, n)`` that raw ids map to, rising, and how often each occurs.
-
-    >>> ids, counts = counts_by_id(RawCounts(torch.tensor([7, -3, 7]), torch.tensor([5, 1, 2])), 2**40)
-    >>> len(ids), sorted(counts.tolist())
-    (2, [1, 7])
-    """
+    """The ids in ``[0, n)`` that raw ids map to, rising, and how often each occurs."""
     ids, position = mixed_ids(frequencies.ids, n).unique(return_inverse=True)
     counts = frequencies.counts
     return ids, counts.new_zeros(len(ids)).index_add_(0, position, counts)
