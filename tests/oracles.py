@@ -149,6 +149,16 @@ def assert_same_gradients(module: Tables, twin: Tables) -> None:
             assert_near(parameter.grad, wanted[name].grad, dtype, name)
 
 
+def assert_same_backward(module: Tables, twin: Tables, out: Tensor, expected: Tensor) -> None:
+    """Values of the module and of the oracle over its twin, and the gradients of both by one random gradient."""
+    assert out.shape == expected.shape and out.dtype == module.stored.dtype
+    assert_near(out, expected, out.dtype, "value")
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    out.backward(grad)
+    expected.backward(grad.double())
+    assert_same_gradients(module, twin)
+
+
 def pairwise_coprime(sizes: Sequence[int]) -> bool:
     """Whether no two of ``sizes`` share a factor."""
     return all(math.gcd(a, b) == 1 for a, b in itertools.combinations(sizes, 2))

@@ -64,6 +64,14 @@ def steps_of_one_process(model: Model, optimizer: torch.optim.Optimizer) -> None
         optimizer.step()
 
 
+def train(wrapped: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The steps of this process, on its own batches."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        wrapped(batch(step, dist.get_rank())).backward()
+        optimizer.step()
+
+
 def assert_same(model: nn.Module, truth: nn.Module) -> None:
     for (name, value), expected in zip(model.state_dict().items(), truth.state_dict().values(), strict=True):
         torch.testing.assert_close(value, expected, msg=lambda text, name=name: f"{name}: {text}")
@@ -81,30 +89,24 @@ def dense_twin(rule: str) -> tuple[Model, torch.optim.Optimizer]:
 @case
 def updates_in_backward() -> None:
     """Wrapped after or before: the step is that of one process on both batches; replicas start as the first does."""
-    rank = dist.get_rank()
     for rule, first in (("Adagrad", "apply"), ("AMSGrad", "wrap"), ("SGD", "apply")):
         truth, optimizer = dense_twin(rule)
         steps_of_one_process(truth, optimizer)
-        model = Model(rank)
+        model = Model(dist.get_rank())
         make = getattr(optim, rule)
         if first == "apply":
             optim.apply_in_backward(model, make, lr=0.05)
         wrapped = DistributedDataParallel(model)
         if first == "wrap":
             optim.apply_in_backward(wrapped, make, lr=0.05)
-        top = make(model.top.parameters(), lr=0.05)
-        for step in range(STEPS):
-            top.zero_grad()
-            wrapped(batch(step, rank)).backward()
-            top.step()
-            assert model.tables.stored.grad is None
+        train(wrapped, make(model.top.parameters(), lr=0.05))
+        assert model.tables.stored.grad is None
         assert_same(model, truth)
 
 
 @case
 def a_model_that_has_trained_some_steps() -> None:
     """The broadcast at its start reads and writes rows that are up to date: no step that they missed is lost."""
-    rank = dist.get_rank()
     for rule, in_backward in (("Adam", True), ("AMSGrad", False), ("AdamW", True), ("AdamW", False)):
         truth, optimizer = dense_twin(rule)
         model = Model(0, sparse=not in_backward)
@@ -120,10 +122,7 @@ def a_model_that_has_trained_some_steps() -> None:
         wrapped = DistributedDataParallel(model)
         assert_same(model, truth)
         steps_of_one_process(truth, optimizer)
-        for step in range(STEPS):
-            ours.zero_grad()
-            wrapped(batch(step, rank)).backward()
-            ours.step()
+        train(wrapped, ours)
         assert_same(model, truth)
 
 
@@ -138,17 +137,12 @@ def no_sync_is_refused() -> None:
 
 @case
 def sparse_gradients() -> None:
-    rank = dist.get_rank()
     for rule in RULES:
         truth, optimizer = dense_twin(rule)
         steps_of_one_process(truth, optimizer)
-        model = Model(rank, sparse=True)
+        model = Model(dist.get_rank(), sparse=True)
         wrapped = DistributedDataParallel(model)
-        ours = getattr(optim, rule)(wrapped.parameters(), lr=0.05)
-        for step in range(STEPS):
-            ours.zero_grad()
-            wrapped(batch(step, rank)).backward()
-            ours.step()
+        train(wrapped, getattr(optim, rule)(wrapped.parameters(), lr=0.05))
         assert_same(model, truth)
 
 

@@ -15,6 +15,7 @@ from oracles import (
     D,
     N,
     assert_near,
+    assert_same_backward,
     assert_same_gradients,
     bags_by_torch,
     dense_by_hand,
@@ -47,12 +48,7 @@ def check_embedding(module: Embedding, ids: Tensor) -> None:
     out = module(ids)
     dense = twin.to_dense()
     expected = F.embedding(ids, dense.flatten(1)).view(*ids.shape, *dense.shape[1:])
-    assert out.shape == expected.shape and out.dtype == module.stored.dtype
-    assert_near(out, expected, out.dtype, "value")
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
-    out.backward(grad)
-    expected.backward(grad.double())
-    assert_same_gradients(module, twin)
+    assert_same_backward(module, twin, out, expected)
 
 
 def check_bags(
@@ -68,14 +64,11 @@ def check_bags(
     out = module(*(arguments or (ids, ends if module.include_last_offset else ends[:-1])), per_sample_weights=shaped)
     wanted_sample = None if sample is None else sample.detach().double().requires_grad_()
     expected = bags_by_torch(twin.to_dense(), ids.long(), ends.long(), module.mode, wanted_sample, module.padding_idx)
-    assert out.shape == expected.shape and out.dtype == dtype
-    assert_near(out, expected, dtype, "value")
     if module.mode == "max" and dtype in (torch.bfloat16, torch.float16):
+        assert out.shape == expected.shape and out.dtype == dtype
+        assert_near(out, expected, dtype, "value")
         return  # which of two nearly equal ids takes the gradient depends on how they were rounded
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    out.backward(grad)
-    expected.backward(grad.double())
-    assert_same_gradients(module, twin)
+    assert_same_backward(module, twin, out, expected)
     if sample is not None:
         assert_near(sample.grad, wanted_sample.grad, dtype, "per_sample_weights")
 

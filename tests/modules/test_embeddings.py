@@ -50,14 +50,6 @@ def test_the_weight_of_a_full_table_is_the_parameter() -> None:
     assert table.stored is head.weight and torch.equal(table(torch.tensor([4])), head.weight[4:5])
 
 
-def test_from_pretrained_freezes_as_torch_does() -> None:
-    dense = torch.randn(N, D, dtype=torch.float64)
-    table = Embedding.from_pretrained(dense)
-    assert not table.stored.requires_grad and table.stored.dtype == torch.float64
-    assert torch.equal(table.to_dense(), dense)
-    assert Embedding.from_pretrained(dense, QR(4), freeze=False, sparse=True).stored.requires_grad
-
-
 def test_compression_and_repr() -> None:
     table = Embedding(1000, 16, QR(4), padding_idx=0)
     assert table.num_parameters == 254 * 16 == sum(p.numel() for p in table.parameters())

@@ -6,8 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import assert_near
-from varied import varied
+from oracles import assert_near, fill_
 
 from quorem import (
     QR,
@@ -54,11 +53,11 @@ def test_each_number_is_off_by_at_most_one_scale(bits, size, width):
 @pytest.mark.parametrize("d", [6, 24])
 def test_lookups_and_bags_are_those_of_the_dequantized_table(scheme, bits, dtype, d):
     ids, offsets = torch.randint(0, 400, (60,)), torch.tensor([0, 5, 5, 31])
-    table = quantize_(varied(Embedding(400, d, scheme, padding_idx=2, dtype=dtype)), bits)
+    table = quantize_(fill_(Embedding(400, d, scheme, padding_idx=2, dtype=dtype)), bits)
     expected = F.embedding(ids, table.to_dense())
     assert table(ids).dtype == dtype
     torch.testing.assert_close(table(ids), expected)
-    bags = quantize_(varied(EmbeddingBag(400, d, scheme, mode="mean", dtype=torch.float64)), bits)
+    bags = quantize_(fill_(EmbeddingBag(400, d, scheme, mode="mean", dtype=torch.float64)), bits)
     expected = F.embedding_bag(ids, bags.to_dense(), offsets, mode="mean")
     torch.testing.assert_close(bags(ids, offsets).float(), expected.float())  # rows are taken apart in float32
     for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
@@ -67,7 +66,7 @@ def test_lookups_and_bags_are_those_of_the_dequantized_table(scheme, bits, dtype
 
 def test_a_collection_with_tables_of_several_widths_and_its_state():
     made = [Table("a", 300, 16, QR(4)), Table("b", 90, 8, HotCold(5, cold=Pool(24), num_rest=30)), Table("c", 7, 8)]
-    first, second = varied(EmbeddingCollection(made)), EmbeddingCollection(made)
+    first, second = fill_(EmbeddingCollection(made)), EmbeddingCollection(made)
     dense = first.to_dense()
     quantize_(first)
     ids = torch.stack([torch.randint(0, n, (50,)) for n in (300, 90, 7)], 1)
@@ -87,7 +86,7 @@ def test_a_collection_with_tables_of_several_widths_and_its_state():
 @pytest.mark.parametrize("move", [lambda m, t: m.to(t), lambda m, t: m.type(t)], ids=["to", "type"])
 def test_another_dtype_is_that_of_the_vectors(scheme, bits, move):
     """Rows stay bytes: as other numbers they would be read as other rows."""
-    table = quantize_(varied(Embedding(400, 8, scheme)), bits)
+    table = quantize_(fill_(Embedding(400, 8, scheme)), bits)
     ids, rows, vectors = torch.arange(400), table.stored.clone(), table(torch.arange(400))
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
         moved = move(copy.deepcopy(table), dtype)
@@ -144,7 +143,7 @@ def test_a_table_that_is_not_finite_is_refused_and_left_as_it_is():
 def test_narrow_rows_are_quantized_and_their_matrix_is_rounded(scheme, bits, tmp_path):
     """At most half a byte more than a number of bits each, and one byte of scale; saved, loaded and exported."""
     made = [Table("a", 400, 16, scheme), Table("small", 9, 16)]
-    module = varied(EmbeddingCollection(made))
+    module = fill_(EmbeddingCollection(made))
     state, (matrix,) = copy.deepcopy(module.state_dict()), module.projections
     quantize_(module, bits)
     assert module.stored.shape[1] == 16 * scheme.width * bits // 8 + 1
@@ -159,7 +158,7 @@ def test_narrow_rows_are_quantized_and_their_matrix_is_rounded(scheme, bits, tmp
         assert_near(out, expected, torch.float16 if dtype == torch.float16 else torch.float32)
     with pytest.raises(RuntimeError, match=r"floating-point numbers for ids in the checkpoint and .* numbers of"):
         module.load_state_dict(state)
-    other = quantize_(varied(EmbeddingCollection(made)), bits)
+    other = quantize_(fill_(EmbeddingCollection(made), seed=1), bits)
     other.load_state_dict(module.state_dict())
     assert torch.equal(other(ids), module(ids))
     save(module, tmp_path / "tables")
@@ -186,7 +185,7 @@ def test_a_row_whose_scale_cannot_be_stored_is_refused(width, bits, limit):
 
 @pytest.mark.parametrize("scheme", [Full(), QR(4)], ids=str)
 def test_values_are_not_set_after_quantizing(scheme):
-    table = quantize_(varied(Embedding(60, 8, scheme)))
+    table = quantize_(fill_(Embedding(60, 8, scheme)))
     assert torch.equal(table.weight, table.to_dense()) and table.weight.shape == (60, 8)
     assert torch.equal(Embedding.from_pretrained(table).weight, table.to_dense())
     before = table.to_dense()

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hot_cold_cases import FEATURES, hot_and_cold
-from varied import varied
+from oracles import fill_
 
 from quorem import QR, Embedding, EmbeddingCollection, Full, HotCold, Pool, Table, optim
 from quorem.ops import cpu
@@ -14,12 +14,6 @@ from quorem.paper.schemes import Ranks, RawCounts
 from quorem.paper.schemes.frequency import places, rank
 
 N, D = 97, 8
-
-
-@pytest.fixture(params=["by rank", "by frequency"])
-def frequencies(request):
-    torch.manual_seed(0)
-    return None if request.param == "by rank" else torch.randint(0, 9, (N,))
 
 
 def test_ranges_of_a_table():
@@ -72,7 +66,7 @@ def test_cold_ids_of_all_tables_have_combinations_of_their_own():
 
 
 def test_a_collection_equals_its_tables_and_shares_rows():
-    collection = varied(EmbeddingCollection(tables(Pool(40), frequencies=torch.arange(60)), dtype=torch.float64))
+    collection = fill_(EmbeddingCollection(tables(Pool(40), frequencies=torch.arange(60)), dtype=torch.float64))
     assert collection.features == ("user", "item", "day", "typed", "clicked")
     ids = torch.stack([torch.randint(0, n, (50,)) for n in (60, 47, 7, 33, 33)], 1)
     dense = collection.to_dense()
@@ -89,7 +83,7 @@ def test_a_collection_equals_its_tables_and_shares_rows():
 
 def test_lists_of_ids_may_be_given_instead_of_frequencies():
     scheme, counts = HotCold(10, cold=QR(4), num_rest=40), torch.randint(0, 9, (N,))
-    module = varied(Embedding(N, D, scheme, frequencies=counts))
+    module = fill_(Embedding(N, D, scheme, frequencies=counts))
     lists = module.ranks_of[0]
     other = Embedding(N, D, scheme, frequencies=Ranks(lists.hot.long(), lists.cold))
     other.load_state_dict(module.state_dict())
@@ -135,11 +129,6 @@ def test_mixing_mixes():
     assert counts.float().var() / counts.float().mean() < 2
 
 
-def test_num_duplicates_counts_the_rest():
-    module = varied(Embedding(N, D, HotCold(10, cold=Pool(24), num_rest=40)))
-    assert module.num_duplicates() == 39
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -183,14 +172,6 @@ def test_num_duplicates_counts_the_rest():
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_tables_of_every_kind_in_few_bits(bits):
-    module = hot_and_cold(bits)
-    dense, ids = module.to_dense(), torch.randint(0, 60, (50, FEATURES))
-    expected = torch.stack([dense[module.names[t]][ids[:, f]] for f, t in enumerate(module.table_of)], 1)
-    torch.testing.assert_close(module(ids), expected)
 
 
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.RowWiseAdagrad, optim.AMSGrad])
