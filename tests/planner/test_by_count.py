@@ -61,7 +61,8 @@ def plan_with(tables: list[Table], budget: int, *, times_narrower: int, optimize
     """A plan whose rows are so many times narrower than vectors, in 4 bits without an optimizer."""
     form, least = Form(4, bits=0 if optimizer else 4), []
     for few in (FEW, 0):
-        stored = StoredModules(modules_of(tables), optimizer, form, (torch.float32,), times_narrower, few)
+        narrow = {table.name for table in tables if table.num_embeddings > few}
+        stored = StoredModules(modules_of(tables), optimizer, form, (torch.float32,), times_narrower, narrow)
         candidate = plan_counted(stored, [tally(table) for table in stored.tables], budget)
         if candidate.plan is not None:
             return candidate.plan
@@ -140,6 +141,19 @@ def test_rows_become_narrower_before_much_traffic_shares_rows() -> None:
     for multiple, width in ((4, 4), (16, None)):  # TorchRec's kernels need a multiple of 4
         module = replace(modules_of(often)[0], row_multiple=multiple)
         assert plan_modules([module], full // 3, "adagrad", {})["user"].width == width
+
+
+@pytest.mark.parametrize(("visits", "width"), [(10, 8), (11, None)])
+def test_tables_of_ids_seen_seldom_have_half_the_numbers(visits: int, width: int | None) -> None:
+    """In training, where all ids that occur then have rows, unless the budget pays for all rows of D in float32."""
+    seldom = torch.full((4000,), visits)
+    tables = [Table("seldom", 4000, 16, frequencies=seldom), Table("often", 1000, 16, frequencies=seldom[:1000] * 5)]
+    dtypes, full = (torch.float32, torch.bfloat16), 5000 * 64
+    planned = plan(tables, int(0.8 * 2 * full), dtypes=dtypes)
+    assert dict(planned) == {"seldom": Full(width=width), "often": Full()}
+    assert planned.state_dtype == ("log8" if width else "float32")
+    check_bytes(planned, tables)
+    assert {*plan(tables, int(2.1 * full)).values(), *plan(tables, full // 2, optimizer=None).values()} == {Full()}
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", None])

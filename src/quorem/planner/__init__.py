@@ -12,7 +12,7 @@ How a budget becomes a plan, and the file of each step:
 4. ``planned``: the plan as a value, to and from JSON, and its text.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import itemgetter
 from typing import Literal
@@ -27,6 +27,7 @@ from ..ops.state import RULES, check_state_dtype
 from ..optimizer_names import Optimizer, StateDtype, check_optimizer
 from ..paper.schemes import RawCounts
 from .budget import parse_bytes, show_bytes
+from .by_count import share_up_to
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
 from .footprint import Form, Module, StoredModules, module_of, modules_of
@@ -38,6 +39,7 @@ __all__ = ["Module", "Plan", "module_of", "plan", "plan_modules"]
 NARROWING = {2: 0.0125, 4: 0.03, 8: 0.07}
 # Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
 FEW, ALL_NARROW = 50, 0.05
+THIN, SELDOM = 0.6, 10  # a table is thin if more than this share of its visits goes to ids seen at most so often
 MATRICES = 0.2  # the most of the budget that matrices of narrow rows may take
 
 
@@ -139,15 +141,18 @@ def plan_modules(
     tallies = [tally(table) for table in tables] if counted else []
     tried: list[Candidate] = []
 
-    def attempt(form: Form, times: int = 1, few: int = 0) -> Candidate:
-        stored, left = StoredModules(modules, optimizer, form, dtypes, times, few), size - reserved
+    def attempt(form: Form, times: int = 1, narrow: Set[str] = frozenset()) -> Candidate:
+        stored, left = StoredModules(modules, optimizer, form, dtypes, times, narrow), size - reserved
         if times > 1 and times_narrower is None and stored.matrix_bytes > MATRICES * left:
             return Candidate(None, left)
         tried.append(plan_counted(stored, tallies, left) if counted else plan_evenly(stored, left))
         return tried[-1]
 
     if counted:
-        best = _best_counted(attempt, forms, times_narrower)
+        shares = [share_up_to(SELDOM, each.values, each.ids) for each in tallies]
+        thin = {table.name for table, share in zip(tables, shares, strict=True) if share > THIN}
+        halved = thin if optimizer is not None and times_narrower is None else frozenset()
+        best = _best_counted(attempt, forms, times_narrower, tables, halved)
     else:
         plans = [candidate.plan for candidate in map(attempt, forms) if candidate.plan is not None]
         best = min(plans, key=lambda planned: planned.cost, default=None)
@@ -185,13 +190,24 @@ def _forms(
     return forms + [Form(sizes[0], bits=number) for number in sorted(set(bits), reverse=True)]
 
 
-def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], times_narrower: int | None) -> Plan | None:
+def _best_counted(
+    attempt: Callable[..., Candidate],
+    forms: Sequence[Form],
+    times_narrower: int | None,
+    tables: Sequence[Table],
+    thin: Set[str],
+) -> Plan | None:
     """The widest form that gives rows to all ids that count; else the fewest bits that fit, and the best width.
 
     Fewer bits of a number lose next to nothing. The narrower rows are, the more ids have their own, but a row of fewer
     numbers says less: the traffic of ids that share rows, and that which the width is worth, are the least together.
+    In ``thin`` tables half the numbers say more, if all ids that occur have rows.
     """
     candidates: list[tuple[float, Candidate]] = []  # with the share of the traffic that their width is worth
+    for form, times in ((forms[0], 1), (forms[-1], 2)) if thin else ():
+        candidate = attempt(form, times, thin)
+        if candidate.plan is not None and not candidate.plan.cost:
+            return candidate.plan
     for form in forms if times_narrower in (None, 1) else ():
         candidate = attempt(form)
         if candidate.gives_rows_to_all:
@@ -200,6 +216,7 @@ def _best_counted(attempt: Callable[..., Candidate], forms: Sequence[Form], time
             candidates = [(0.0, candidate)]
     for times, share in NARROWING.items():
         for few in (FEW, 0) if times_narrower in (None, times) else ():
-            candidates.append((share + (0 if few else ALL_NARROW), attempt(forms[-1], times, few)))
+            narrow = {table.name for table in tables if table.num_embeddings > few}
+            candidates.append((share + (0 if few else ALL_NARROW), attempt(forms[-1], times, narrow)))
     possible = [(share + each.shared, each.plan) for share, each in candidates if each.plan is not None]
     return min(possible, key=itemgetter(0), default=(0, None))[1]

@@ -73,6 +73,12 @@ class Tally(NamedTuple):
         return visits + left * float(self.values[whole]) if left else visits
 
 
+def share_up_to(count: float, values: NDArray[np.float64], ids: Integers) -> float:
+    """Share of the visits that go to ids seen at most ``count`` times, where ``ids`` ids have each of the counts."""
+    visits = values * ids
+    return float(visits[values <= count].sum()) / (float(visits.sum()) or 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Division:
     """The number of hot, cold and rest ids of each table, and the number of rows of each pool."""
@@ -135,11 +141,6 @@ class CountedTables:
         self.number, self.value = number[order], value[order]
         self.ids = np.concatenate([table.ids for table in tables])[order]
         self.ends = np.cumsum(self.ids)
-
-    def share_up_to(self, count: float) -> float:
-        """Share of the visits that go to ids seen at most ``count`` times."""
-        visits = self.value * self.ids
-        return float(visits[self.value <= count].sum()) / (float(visits.sum()) or 1.0)
 
     def visits_of_once(self) -> float:
         """Visits that an id seen once can expect in as many rows again."""

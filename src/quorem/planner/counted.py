@@ -18,6 +18,7 @@ from .by_count import (
     gives_rows_to_all,
     most_index_bytes,
     noise,
+    share_up_to,
 )
 from .footprint import StoredModules
 from .planned import Candidate, Plan, PlannedPool
@@ -120,7 +121,8 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
     options |= {"pools": tuple(planned_pools), "index_bytes": index_bytes(division)}
     planned = Plan(tables=tuple(entries), budget=budget, **options)
     _, of_cold, of_rest = planned.traffic
-    shared = of_cold + REST_COST * max(0.0, of_rest - tables.share_up_to(RARELY if noise(tables) else 0))
+    rarely = share_up_to(RARELY if noise(tables) else 0, tables.value, tables.ids)
+    shared = of_cold + REST_COST * max(0.0, of_rest - rarely)
     return Candidate(planned, least, gives_rows_to_all(tables, division), shared)
 
 
