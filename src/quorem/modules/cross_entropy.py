@@ -76,9 +76,9 @@ def cross_entropy(
     right = targets.reshape(-1)
     counts = right != ignore_index
     right = torch.where(counts, right, 0)
-    if ((right < 0) | (right >= n)).any():
-        wrong = int(right[(right < 0) | (right >= n)][0])
-        raise IndexError(f"targets holds {wrong}, which must be in [0, {n}) or ignore_index ({ignore_index})")
+    if len(outside := right[(right < 0) | (right >= n)]):
+        rule = f"must be in [0, {n}) or ignore_index ({ignore_index})"
+        raise IndexError(f"targets holds {int(outside[0])}, which {rule}")
     own = (flat * vectors_of(embedding, right)).sum(1)
     if num_negatives is None:
         total = _log_sum_exp(embedding, flat)

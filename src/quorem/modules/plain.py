@@ -83,22 +83,21 @@ class Vectors(NamedTuple):
 
 def lookup(tables: "Tables", batch: IdBatch) -> Tensor:
     """Composed vectors ``[B, S, W]`` of a batch, those of a bag pooled. Narrow rows are not projected yet."""
-    ids, groups, parts = _cast(batch.ids, torch.int64), _alike(tables), []
+    ids, groups, spans, parts = _cast(batch.ids, torch.int64), _alike(tables), tables.lists["spans"], []
     for features in groups:
         if batch.offsets is None:
             columns = ids if len(groups) == 1 else ids.index_select(1, torch.tensor(features, device=ids.device))
             part = _filled(composed(Group(tables, features), columns), tables.exported_unknown)
         else:
             part = _pooled(tables, features, batch)
-        slots = sum(tables.lists["spans"][f][1] for f in features)
-        parts.append(_cast(part, tables.dtype).reshape(part.shape[0], slots, tables.width))
+        count = sum(spans[f][1] for f in features)
+        parts.append(_cast(part, tables.dtype).reshape(part.shape[0], count, tables.width))
     together = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    order = [f for features in groups for f in features]
-    if order == sorted(order):
+    in_groups = [spans[f] for features in groups for f in features]
+    slots = [slot for first, count in in_groups for slot in range(first, first + count)]
+    if slots == sorted(slots):
         return together
-    spans = tables.lists["spans"]  # the slots of the groups one after another, as positions in the output
-    slots_of_groups = [first + i for first, count in (spans[f] for f in order) for i in range(count)]
-    in_order = sorted(range(len(slots_of_groups)), key=slots_of_groups.__getitem__)
+    in_order = sorted(range(len(slots)), key=slots.__getitem__)
     return together.index_select(1, torch.tensor(in_order, device=ids.device))
 
 

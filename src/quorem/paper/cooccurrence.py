@@ -42,9 +42,8 @@ def order_by_cooccurrence(sessions: Sequence[Tensor], num_embeddings: int | None
         raise ValueError("sessions must hold at least one id")
     items = torch.cat([int64("session", torch.as_tensor(session).reshape(-1)) for session in sessions if len(session)])
     n = int(items.max()) + 1 if num_embeddings is None else check_int("num_embeddings", num_embeddings)
-    if int(items.min()) < 0 or int(items.max()) >= n:
-        wrong = items[(items < 0) | (items >= n)][0]
-        raise ValueError(f"sessions hold id {int(wrong)}, which must be in [0, {n})")
+    if len(outside := items[(items < 0) | (items >= n)]):
+        raise ValueError(f"sessions hold id {int(outside[0])}, which must be in [0, {n})")
     vectors = _vectors(items, torch.tensor([len(session) for session in sessions]), n, seed)
     order = torch.cat(_halved(torch.arange(n), vectors))
     return torch.empty_like(order).index_copy_(0, order, torch.arange(n))
