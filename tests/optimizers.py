@@ -97,21 +97,13 @@ class DenseRowWiseAdagrad(torch.optim.Optimizer):
             table -= lr * grads[name] / (total.sqrt() + 1e-10)
 
 
-def oracle(name: str, module: Tables, lr: float) -> torch.optim.Optimizer:
+def oracle(name: str, module: Any, lr: float) -> torch.optim.Optimizer:
     """The dense optimizer that ``quorem.optim``'s of this name must equal."""
-    params = list(module.parameters())
-    match name:
-        case "SGD":
-            return torch.optim.SGD(params, lr=lr)
-        case "Adagrad":
-            return torch.optim.Adagrad(params, lr=lr)
-        case "Adam":
-            return torch.optim.Adam(params, lr=lr)
-        case "AMSGrad":
-            return torch.optim.Adam(params, lr=lr, amsgrad=True)
-        case "AdamW":
-            return torch.optim.AdamW(params, lr=lr)
-    return DenseRowWiseAdagrad(module, lr)
+    if name == "RowWiseAdagrad":
+        return DenseRowWiseAdagrad(module, lr)
+    if name == "AMSGrad":
+        return torch.optim.Adam(module.parameters(), lr=lr, amsgrad=True)
+    return getattr(torch.optim, name)(module.parameters(), lr=lr)
 
 
 NAMES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AMSGrad", "AdamW")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from optimizers import oracle
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -77,13 +78,9 @@ def assert_same(model: nn.Module, truth: nn.Module) -> None:
         torch.testing.assert_close(value, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
-RULES = {"Adagrad": {}, "Adam": {}, "AMSGrad": {"amsgrad": True}, "AdamW": {}, "SGD": {}}
-
-
 def dense_twin(rule: str) -> tuple[Model, torch.optim.Optimizer]:
     truth = Model(0)
-    torch_class = getattr(torch.optim, "Adam" if rule == "AMSGrad" else rule)
-    return truth, torch_class(truth.parameters(), lr=0.05, **RULES[rule])
+    return truth, oracle(rule, truth, 0.05)
 
 
 @case
@@ -137,7 +134,7 @@ def no_sync_is_refused() -> None:
 
 @case
 def sparse_gradients() -> None:
-    for rule in RULES:
+    for rule in ("Adagrad", "Adam", "AMSGrad", "AdamW", "SGD"):
         truth, optimizer = dense_twin(rule)
         steps_of_one_process(truth, optimizer)
         model = Model(dist.get_rank(), sparse=True)

@@ -41,8 +41,3 @@ def test_default_is_the_text_of_section_5_1():
     assert deep == [(width, 512), (512, 256), (256, 64)]
     assert model.cross_weight.shape == model.cross_bias.shape == (6, width)
     assert model.output.weight.shape == (1, width + 64)
-
-
-def test_no_cross_layer_is_refused():
-    with pytest.raises(ValueError, match=r"num_cross \(0\) must be at least 1"):
-        DCN(nn.Identity(), num_cross=0, embedding_dims=(4,))

@@ -54,15 +54,3 @@ def test_default_is_the_text_of_section_5_1():
 def test_state_holds_parameters_only():
     model = DLRM(nn.Identity(), embedding_dims=(4,) * 3)
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-
-
-def test_widths_that_differ_are_refused():
-    with pytest.raises(
-        ValueError, match=r"embedding_dims \(\(4, 8\)\) must all be equal: DLRM takes their dot products"
-    ):
-        DLRM(nn.Identity(), embedding_dims=(4, 8))
-
-
-def test_a_vector_alone_is_refused():
-    with pytest.raises(ValueError, match=r"num_dense \(0\) must be at least 1 for a single vector"):
-        DLRM(nn.Identity(), num_dense=0, embedding_dims=(4,))

@@ -210,6 +210,19 @@ def test_wrong_sizes_are_named(network):
         build(tables("full"), **{hidden: (4, 0)})
 
 
+@pytest.mark.parametrize(
+    ("build", "dims", "options", "match"),
+    [
+        (models.DCN, (4,), {"num_cross": 0}, r"num_cross \(0\) must be at least 1"),
+        (models.DLRM, (4, 8), {}, r"embedding_dims \(\(4, 8\)\) must all be equal: DLRM takes their dot products"),
+        (models.DLRM, (4,), {"num_dense": 0}, r"num_dense \(0\) must be at least 1 for a single vector"),
+    ],
+)
+def test_what_one_network_cannot_have_is_named(build, dims, options, match):
+    with pytest.raises(ValueError, match=match):
+        build(nn.Identity(), embedding_dims=dims, **options)
+
+
 def test_layers_start_with_glorot_variance():
     torch.manual_seed(0)
     layers = mlp((300, 2000, 500))

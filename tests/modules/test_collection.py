@@ -8,18 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import (
-    CASES,
-    DTYPES,
-    D,
-    N,
-    assert_near,
-    assert_same_backward,
-    bags_by_torch,
-    dense_by_hand,
-    fill_,
-    twin_of,
-)
+from oracles import CASES, DTYPES, D, N, assert_near, assert_same_backward, bags_by_torch, dense_by_hand, fill_, twin_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -167,15 +167,6 @@ def test_loading_into_empty_memory() -> None:
     assert_equal(module, real)
 
 
-def test_a_default_device_of_meta() -> None:
-    with torch.device("meta"):
-        module, elsewhere = collection(), collection(device="cpu")
-    assert module.stored.is_meta
-    module.load_state_dict(elsewhere.state_dict(), assign=True)
-    ids = torch.zeros(2, 4, dtype=torch.int64)
-    assert torch.equal(module(ids), elsewhere(ids)) and elsewhere(ids).isfinite().all()
-
-
 def test_a_module_need_not_be_on_the_default_device() -> None:
     scheme = HotCold(5, cold=QR(4), num_rest=10, force=True)
     tables = [Table("a", N, D, scheme, frequencies=torch.arange(N)), Table("b", N, D)]

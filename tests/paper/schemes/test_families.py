@@ -221,11 +221,7 @@ CONCAT, GROUPS, PARTS = QR(operation="concat"), ExplicitPartition([0, 1, 0]), [P
         (lambda: replace(CONCAT, dims=(8, 4)).spec(100, 16), ValueError, r"dims \(\(8, 4\)\) must be 2 widths"),
         (lambda: QR(4, dims=(8, 8)).spec(100, 16), ValueError, r"dims \(\(8, 8\)\) must be None unless oper"),
         (lambda: GeneralizedQR(2, num_rows=19).spec(100, 4), ValueError, r"at least 20 for 2 tables to cover 100 ids"),
-        (
-            lambda: ChineseRemainder(2, num_rows=20).spec(100, 4),
-            ValueError,
-            r"at least 21 for 2 coprime tables",
-        ),
+        (lambda: ChineseRemainder(2, num_rows=20).spec(100, 4), ValueError, r"at least 21 for 2 coprime tables"),
         (lambda: Custom([GROUPS]).spec(5, 4), ValueError, r"index of Explicit.* has 3 entries, but num_embed"),
         (lambda: Custom(PARTS).spec(24, 4), ValueError, r"must be complementary over 24 ids \(check=False"),
     ],

@@ -129,6 +129,10 @@ def test_mixing_mixes():
     assert counts.float().var() / counts.float().mean() < 2
 
 
+def counted(frequencies):
+    return Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=frequencies)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -146,26 +150,10 @@ def test_mixing_mixes():
             ValueError,
             r"num_rows \(6\) of pool 'pool' must be at least 23",
         ),
-        (
-            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.ones(3)),
-            ValueError,
-            r"frequencies has shape \(3,\)",
-        ),
-        (
-            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.full((N,), torch.nan)),
-            ValueError,
-            r"frequencies\[0\] \(nan\) must be at least 0",
-        ),
-        (
-            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=-torch.ones(N)),
-            ValueError,
-            r"frequencies\[0\] \(-1.0\)",
-        ),
-        (
-            lambda: Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=torch.full((N,), torch.inf)),
-            ValueError,
-            r"frequencies\[0\] \(inf\)",
-        ),
+        (lambda: counted(torch.ones(3)), ValueError, r"frequencies has shape \(3,\)"),
+        (lambda: counted(torch.full((N,), torch.nan)), ValueError, r"frequencies\[0\] \(nan\) must be at least 0"),
+        (lambda: counted(-torch.ones(N)), ValueError, r"frequencies\[0\] \(-1.0\)"),
+        (lambda: counted(torch.full((N,), torch.inf)), ValueError, r"frequencies\[0\] \(inf\)"),
         (lambda: Embedding(N, D, QR(4)).row_numbers(torch.tensor([1])), ValueError, "must add rows"),
     ],
 )
