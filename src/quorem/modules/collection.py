@@ -23,8 +23,12 @@ class EmbeddingCollection(Tables):
         tables: the tables, in the order of the columns of ``ids``; a table with several features has one column for
             each.
         mode: how jagged input is pooled, ``"mean"`` or ``"sum"``.
-
-    The other arguments are those of ``Embedding``, for every table.
+        sparse: give ``stored`` a sparse gradient.
+        on_invalid_id: what an id outside its table does on a GPU: ``"raise"`` (device assert), ``"warn"`` (count it,
+            warn, and return zeros) or ``"trust"`` (return zeros silently). On a CPU it is always an IndexError.
+        init_std: standard deviation of the initial vectors of every table; if None, ``1 / sqrt(3 n)``.
+        device: where the tables are.
+        dtype: float32, float64, bfloat16 or float16, for every table.
 
     Shape:
         Input: ids ``[B, F]``, or values ``[V]`` with offsets ``[F * B + 1]``, feature by feature as in TorchRec's

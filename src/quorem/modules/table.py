@@ -24,8 +24,10 @@ class Table:
         scheme: how the table is stored.
         padding_idx: an id whose vector is zero and takes no gradient.
         features: names of the features that read this table; if empty, one feature with the table's name.
-
-    ``frequencies``, ``raw_ids`` and ``unknown`` are those of ``Embedding``.
+        frequencies: what a ``HotCold`` scheme ranks ids by: how often each id occurs, ``[n]``; ``schemes.Ranks``, the
+            hot and cold ids themselves; or ``schemes.RawCounts``, how often raw ids occur.
+        raw_ids: take any 64-bit id, as in ``Embedding``.
+        unknown: how an id outside ``[0, n)`` is treated: ``"error"``, ``"rest"`` or ``"hash"``, as in ``Embedding``.
 
     >>> from quorem import QR
     >>> Table("user", 1000, 16, QR(num_collisions=4))

@@ -107,8 +107,10 @@ class GeneralizedQR(EqualTables):
         num_partitions: number of partitions, hence of tables.
         num_rows: rows of all tables together, split evenly; if None, the fewest that keep all ids apart.
         num_collisions: instead of ``num_rows``: ``ceil(n / num_collisions)`` rows, or the fewest if that is more.
-
-    The other arguments are those of ``QR``.
+        operation: ``"mult"``, ``"add"``, ``"concat"``, or ``"feature"``, which keeps the rows of an id apart.
+        dims: widths of the tables for ``"concat"``; if None, the width is split evenly.
+        force: store the table this way even where that does not shrink it; else it stays full.
+        width: width of stored rows, which a learned matrix ``[width, D]`` turns into vectors; None for rows of width D.
 
     >>> GeneralizedQR(3).spec(1000, 16).shapes, GeneralizedQR(2, num_collisions=10).spec(1000, 16).shapes
     (((10, 16), (10, 16), (10, 16)), ((50, 16), (50, 16)))
