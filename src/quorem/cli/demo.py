@@ -22,6 +22,7 @@ def demo(
 ) -> None:
     """Train DLRM with full, hashed, composed and planned tables; print what each costs and write a page about it."""
     from ..experiments import demo, words
+    from ..planner.budget import show_bytes
 
     console = terminal()
     console.print(f"Making up a click log of {rows:,} rows ...")
@@ -36,7 +37,7 @@ def demo(
     rows_of_table = [
         {
             "tables": point.series,
-            "size": words.size(point.embedding_bytes),
+            "size": show_bytes(point.embedding_bytes),
             "times smaller": "" if point is full else f"{full.embedding_bytes / point.embedding_bytes:.1f}",
             "log loss": f"{point.loss:.4f}",
             "against full": "" if point is full else f"{point.loss / full.loss - 1:+.1%}",

@@ -37,21 +37,20 @@ def inspect(
     if facts["kind"] == "data":
         print_summary(Prepared(path), console)
         largest_first = sorted(facts["features"], key=lambda feature: -feature["ids"])
-        print_table(console, [_cells_of_feature(feature) for feature in largest_first])
+        rows = [
+            {
+                "feature": feature["name"],
+                "ids": f"{feature['ids']:,}",
+                "seen in training": f"{feature['seen_in_training']:,}",
+                "most frequent id, % of values": f"{100 * feature['largest_share']:.1f}",
+            }
+            for feature in largest_first
+        ]
+        print_table(console, rows)
     else:
         _print_model(facts, console)
     if verify:
         console.print("every checksum is right")
-
-
-def _cells_of_feature(feature: dict[str, Any]) -> dict[str, str]:
-    """How the training rows are distributed over the ids of a feature, by column."""
-    return {
-        "feature": feature["name"],
-        "ids": f"{feature['ids']:,}",
-        "seen in training": f"{feature['seen_in_training']:,}",
-        "most frequent id, % of values": f"{100 * feature['largest_share']:.1f}",
-    }
 
 
 def _print_model(facts: dict[str, Any], console: "Console") -> None:
@@ -70,25 +69,22 @@ def _print_model(facts: dict[str, Any], console: "Console") -> None:
         console.print(f"trained on data {facts['data']}; test: {scores}", soft_wrap=True)
     if not console.is_terminal:
         console.width = LEAST_WIDTH
-    print_table(console, [_cells(each) for each in facts["tables"]])
+    rows = [
+        {
+            "table": table["name"],
+            "ids": f"{table['ids']:,}",
+            "D": str(table["width"]),
+            "bits": f"{table['bits']}" if table["bits"] < 16 else SHORT_DTYPES.get(table["dtype"], table["dtype"]),
+            "rows": f"{table['rows']:,}",
+            "memory": show_bytes(table["bytes_in_memory"]),
+            "smaller": f"{table['compression']:,.{0 if table['compression'] >= 1000 else 2}f}x",
+            "unknown": "" if table["unknown"] == "error" else table["unknown"],
+        }
+        for table in facts["tables"]
+    ]
+    print_table(console, rows)
     for scheme, tables in grouped(facts["tables"], lambda table: table["scheme"]).items():
         console.print(f"{scheme}: {', '.join(each['name'] for each in tables)}", soft_wrap=True)
     for pool in facts["pools"]:
         text = f"pool {pool['name']}: {pool['rows']:,} rows, {show_bytes(pool['bytes_in_memory'])}"
         console.print(text, soft_wrap=True)
-
-
-def _cells(table: dict[str, Any]) -> dict[str, str]:
-    """The cells of a table's line, by column."""
-    from ..planner.budget import show_bytes
-
-    return {
-        "table": table["name"],
-        "ids": f"{table['ids']:,}",
-        "D": str(table["width"]),
-        "bits": f"{table['bits']}" if table["bits"] < 16 else SHORT_DTYPES.get(table["dtype"], table["dtype"]),
-        "rows": f"{table['rows']:,}",
-        "memory": show_bytes(table["bytes_in_memory"]),
-        "smaller": f"{table['compression']:,.{0 if table['compression'] >= 1000 else 2}f}x",
-        "unknown": "" if table["unknown"] == "error" else table["unknown"],
-    }

@@ -58,11 +58,7 @@ def command_line() -> str:
 
 
 def integers(name: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from text such as ``"2,3,60"``.
-
-    >>> integers("collisions", "4,60")
-    (4, 60)
-    """
+    """Whole numbers from text such as ``"2,3,60"``."""
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:

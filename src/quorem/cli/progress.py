@@ -1,7 +1,7 @@
 """Progress of runs, stages and sweeps: bars on a terminal, otherwise a plain line at intervals."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 if TYPE_CHECKING:  # loads torch
     from ..data.folder import Progress as Report
     from ..experiments.sweep import Sweep
-    from ..training.config import RunConfig
     from ..training.loop import Status
 
 LINE_SECONDS = 10.0  # between two lines, where there is no terminal
@@ -70,14 +69,14 @@ def stages(console: Console) -> Iterator["Report"]:
 
 
 @contextmanager
-def watching(console: Console, names: "Mapping[RunConfig, str]") -> Iterator[Callable[["Status"], None]]:
-    """Show the progress of runs, by their names, until the block ends; yields the function that takes their reports."""
+def watching(console: Console, name: str) -> Iterator[Callable[["Status"], None]]:
+    """Show the progress of a run until the block ends; yields the function that takes its reports."""
     with bars(console) as show:
 
         def report(status: "Status") -> None:
             text = f"step {status.step:,} of {status.steps:,}, {status.rows_per_second:,.0f} rows/s"
             text += "" if status.loss is None else f", loss {status.loss:.4f}"
-            show(names[status.config], status.step / status.steps, text)
+            show(name, status.step / status.steps, text)
 
         yield report
 

@@ -13,6 +13,7 @@ from ..files import atomic as files
 from ..paper import schemes
 from ..paper.schemes import Scheme
 from ..planner import Plan
+from ..planner.budget import show_bytes
 from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import PAPER_METHODS, build_model, scheme_of, sizes, tables_of_run
@@ -22,11 +23,7 @@ from .terminal import command, terminal
 
 
 def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
-    """The scheme for the paper's name of a method, with so many collisions, forced or not; or from JSON.
-
-    >>> scheme_from("hash", 60), scheme_from('{"scheme": "Full"}')
-    (Hash(num_collisions=60), Full())
-    """
+    """The scheme for the paper's name of a method, with so many collisions, forced or not; or from JSON."""
     if text.startswith("{"):
         try:
             return schemes.from_json(text)
@@ -92,7 +89,7 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options:
     finished, console = (out / "result.json").exists(), terminal()
     for line in header(config, prepared, device):
         console.print(line, soft_wrap=True)
-    with stop_on_signal() as stop, watching(console, {config: words.network(config.network)}) as report:
+    with stop_on_signal() as stop, watching(console, words.network(config.network)) as report:
         try:
             result = train(config, prepared, out, device=device, options=replace(options, report=report), stop=stop)
         except KeyboardInterrupt:
@@ -115,7 +112,7 @@ def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options:
 def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
     """What will be trained: one line each for data, model, tables and training."""
     numbers, about = sizes(build_model(config, prepared, "meta")), Dataset.of(prepared)
-    tables = tables_of_run(config, prepared.cardinalities, prepared.names)
+    tables = tables_of_run(config, prepared)
     size = numbers["embedding_bytes"]
     full_size = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)  # float32
     smaller = f", {full_size / size:,.3g} times smaller than full float32 tables" if full_size > 1.01 * size else ""
@@ -128,7 +125,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {numbers['parameters']:,} parameters",
         f"tables    {words.scheme(json.loads(config.to_json()))}, D = {config.embedding_dim}, {config.row_dtype}:"
-        f" {words.size(size)}{smaller}{kept}",
+        f" {show_bytes(size)}{smaller}{kept}",
         f"training  {conditions}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
         f" seed {config.seed}, on {device}",
     ]

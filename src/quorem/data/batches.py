@@ -52,7 +52,6 @@ class Batch:
     bags: Mapping[str, Bags] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(self.labels)
 
     def rows(self, start: int, stop: int) -> "Batch":

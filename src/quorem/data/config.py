@@ -40,7 +40,6 @@ class PrepareConfig:
     transforms: Mapping[str, Transform] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_options(self)
         for name, kind in self.transforms.items():
             check_choice(f"transform of {name}", kind, Transform)

@@ -37,12 +37,7 @@ class Vocabulary:
         self.tokens, self.line_ids = tokens.gather(lines), lines.to_numpy().astype(np.int32) + first
 
     def ids(self, values: pl.Series) -> NDArray[np.int32]:
-        """The id of each value; -1 for those that are not in the vocabulary.
-
-        >>> text = torch.frombuffer(bytearray(b"a\\nb\\n"), dtype=torch.uint8)
-        >>> Vocabulary(text, first=1).ids(pl.Series(["b", "c", "a"])).tolist()
-        [2, -1, 1]
-        """
+        """The id of each value; -1 for those that are not in the vocabulary."""
         if not len(self.tokens) or not len(values):
             return np.full(len(values), -1, np.int32)
         places = self.tokens.search_sorted(values).to_numpy().clip(max=len(self.tokens) - 1)
@@ -77,7 +72,6 @@ class Encoder:
         self.encoding, self.unknown, self.policies = encoding, unknown, dict(policies or {})
         meta, first = encoding.meta, encoding.meta.first_token_id or 0
         self.columns = replace(meta.columns, label=None)
-        self.transforms = {name: meta.transforms[name] for name in self.columns.dense}
         self.unseen_counts: dict[str, int] = dict.fromkeys(self.columns.categorical, 0)
         sizes = dict(zip(self.columns.categorical, meta.cardinalities, strict=True))
         self._num_seen = sizes | dict(zip(encoding.vocabularies, encoding.num_seen, strict=True))
@@ -94,7 +88,8 @@ class Encoder:
         """The rows, in a form that ``Scorer`` takes, as a batch whose labels are all 0."""
         frame = _frame(rows, self.columns.all)
         numbered = ParsedRows(frame, np.arange(1, frame.height + 1), 1.0)
-        return self.encode(features(numbered, self.columns, self.transforms, Malformed("the batch", None, "row")).frame)
+        transforms, malformed = self.encoding.meta.transforms, Malformed("the batch", None, "row")
+        return self.encode(features(numbered, self.columns, transforms, malformed).frame)
 
     def encode(self, frame: pl.DataFrame) -> Batch:
         """Features of the types that ``values.features`` gives, as ``__call__`` returns them."""

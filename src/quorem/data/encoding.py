@@ -32,7 +32,6 @@ class Encoding:
     num_seen: list[int]
 
     def __post_init__(self) -> None:
-        """Check that the fields fit together."""
         if len(self.num_seen) != len(self.vocabularies):
             raise ValueError(f"num_seen ({self.num_seen}) must be a number of ids for each vocabulary")
 

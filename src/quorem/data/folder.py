@@ -39,9 +39,7 @@ class ArrayFile:
         self.append(np.empty((0, *row)))
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows at the end; raises ValueError unless they have the shape of the file's rows."""
-        if rows.shape[1:] != self.row:
-            raise ValueError(f"rows of {self.path.name} have shape {rows.shape[1:]} but must have {self.row}")
+        """Add rows at the end."""
         self.rows += len(rows)
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.row)}
         with open(self.path, "r+b") as file:
@@ -65,7 +63,6 @@ class Folder:
         return ArrayFile(path, dtype, row)
 
     def save(self, name: str, values: NDArray[Any]) -> None:
-        """Write a whole array."""
         self.array(name, values.dtype, values.shape[1:]).append(values)
 
     def reorder(self, name: str, order: NDArray[np.int64]) -> None:

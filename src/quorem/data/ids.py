@@ -98,12 +98,7 @@ class Column:
 
 
 def number(tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig) -> Numbered:
-    """Ids for tokens, which are in order of first appearance; ``counts`` are those of NULL and each token in training.
-
-    >>> numbered = number(pl.Series(["b", "a", "c"]), np.array([1, 1, 2, 0]), PrepareConfig(vocabulary="train"))
-    >>> numbered.ids.tolist(), numbered.counts.tolist(), numbered.tokens.to_list()  # "a" is the more frequent
-    ([0, 3, 2, 1], [1, 0, 2, 1], ['a', 'b'])
-    """
+    """Ids for tokens, which are in order of first appearance; ``counts`` has NULL and each token, in training."""
     # Tokens that occur only in later days appear last, so a training vocabulary is a prefix.
     known = int(np.count_nonzero(counts[1:])) if config.vocabulary == "train" else len(tokens)
     order = np.arange(known)
@@ -120,12 +115,7 @@ def number(tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig) 
 
 
 def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
-    """Codes from 1 in order of first appearance, 0 for missing values; and the distinct values in that order.
-
-    >>> codes, tokens = by_appearance(pl.Series(["b", None, "a", "b"]))
-    >>> codes.tolist(), tokens.to_list()
-    ([1, 0, 2, 1], ['b', 'a'])
-    """
+    """Codes from 1 in order of first appearance, 0 for missing values; and the distinct values in that order."""
     frame = values.alias("value").to_frame().with_row_index("row")
     first = frame.select(pl.col("row").min().over("value")).to_series()
     is_first = (first.to_numpy() == np.arange(len(first))) & values.is_not_null().to_numpy()

@@ -56,12 +56,7 @@ def choose_columns(
 
 
 def infer(frame: pl.DataFrame, multi_separator: str = "|", missing: tuple[str, ...] = MISSING) -> list[Inferred]:
-    """Infer the kind of columns from their first rows, which are text (CSV) or typed (Parquet).
-
-    >>> frame = pl.DataFrame({"price": ["2.5", "NA"], "user_id": ["17", "4"], "tags": ["a|b", "c"]})
-    >>> [(column.name, column.kind) for column in infer(frame)]
-    [('price', 'number'), ('user_id', 'category'), ('tags', 'list')]
-    """
+    """Infer the kind of columns from their first rows, which are text (CSV) or typed (Parquet)."""
     return [Inferred(values.name, *_kind(values, multi_separator, missing)) for values in frame]
 
 

@@ -34,7 +34,6 @@ class Columns:
     time: str | None = None
 
     def __post_init__(self) -> None:
-        """Check names and separator."""
         check_separator("multi_separator", self.multi_separator)
         counts = Counter(self.all)
         if wrong := sorted(name for name, count in counts.items() if not name or "\n" in name or count > 1):
@@ -80,7 +79,6 @@ class Meta:
     checksums: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check ranges, and that the fields fit together."""
         if self.num_rows < 0:
             raise ValueError(f"num_rows ({self.num_rows}) must be at least 0")
         categorical = self.columns.categorical

@@ -101,10 +101,7 @@ def _set_aside(
     rows: Iterator[ParsedRows],
     report: Progress,
 ) -> tuple[int, NDArray[np.float64] | None]:
-    """Write labels and dense features, and categories to scratch files.
-
-    Returns the number of rows, and their times if there is such a column.
-    """
+    """Write labels, dense features, and categories to scratch files; returns the number of rows, and any times."""
     labels = folder.array("labels.npy", np.uint8)
     numbers = folder.array("dense.npy", np.float32, (len(columns.dense),))
     times = [np.empty(0)]

@@ -67,7 +67,6 @@ class ClickLog:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the options."""
         object.__setattr__(self, "cardinalities", tuple(self.cardinalities))
         if not self.cardinalities or not all(1 <= n < 2**31 for n in self.cardinalities):
             raise ValueError(f"cardinalities ({self.cardinalities}) must be one or more numbers in [1, 2**31)")

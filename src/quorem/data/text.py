@@ -94,11 +94,6 @@ def parse(
     A line is malformed if it has the wrong number of fields, a NUL byte, bytes that are not UTF-8, quotes that are not
     closed. Both line ends, ``\\n`` and ``\\r\\n``, are accepted. An empty field is a missing value. Blank lines at the
     end of a file of several columns are no rows.
-
-    >>> layout, malformed = TextLayout(["x", "y"], ["x", "y"], ",", quoted=True), Malformed("", 9)
-    >>> chunk = b'1,"a\\nb"\\n2\\n3,19" screen\\n', 1.0
-    >>> [(rows.frame.rows(), rows.numbers.tolist()) for rows in parse([chunk], layout, malformed)], malformed.first
-    ([([('1', 'a\\nb'), ('3', '19" screen')], [1, 4])], [(3, '1 field where 2 are expected')])
     """
     line, rest, done = 1, b"", 1.0
     for data, done in chunks:

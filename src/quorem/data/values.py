@@ -34,13 +34,6 @@ def features(
 
     A missing number becomes 0. Rows with a number that is none, or that float32 cannot represent, are added to
     ``malformed``.
-
-    >>> rows = ParsedRows(pl.DataFrame({"a": [-3, None, 1], "b": ["-3", "", "1"]}), np.arange(3), 1.0)
-    >>> columns, transforms = Columns(None, ("a", "b"), ()), {"a": "log", "b": "signed_log"}
-    >>> features(rows, columns, transforms, Malformed("it", 0)).frame.to_numpy().round(2)
-    array([[ 0.  , -1.39],
-           [ 0.  ,  0.  ],
-           [ 0.69,  0.69]], dtype=float32)
     """
     for name in columns.dense:
         rows = _with_number(rows, name, transforms[name], columns.missing, malformed)
@@ -147,10 +140,6 @@ def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: t
 
     ``positive`` is the value that is a click, all others being none; or the least one that is, as in ``">=4"``. None
     means that labels are 0 or 1, or true or false.
-
-    >>> ratings = pl.Series("rating", ["5", "3.5", "4", "good"])
-    >>> pl.select(clicks(pl.lit(ratings), ratings.dtype, ">=4")).to_series().to_list()
-    [1, 0, 1, None]
     """
     text = category_text(values, dtype, missing).str.strip_chars()
     if positive is None:

@@ -149,11 +149,7 @@ def without_seed(config: RunConfig) -> dict[str, Any]:
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation (n - 1), which a single value does not have.
-
-    >>> mean_and_deviation([1.0, 2.0, 4.0, 5.0]), mean_and_deviation([3.0])
-    ((3.0, 1.8257418583505538), (3.0, None))
-    """
+    """Mean and standard deviation (n - 1), which a single value does not have."""
     return mean(values), stdev(values) if len(values) > 1 else None
 
 

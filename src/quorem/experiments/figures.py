@@ -61,7 +61,6 @@ class Axes:
     baseline: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the names."""
         if not re.fullmatch(r"[\w .-]+", self.name):
             raise ValueError(f"name ({self.name!r}) must be letters, digits, spaces, '_', '.' and '-': it names files")
         check_options(self)
@@ -89,7 +88,6 @@ class Point:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Check the fields: a point that could not be drawn is not trained."""
         if self.x is not None and not (isinstance(self.x, int | float) and math.isfinite(self.x)):
             raise ValueError(f"x ({self.x!r}) of point {self.series!r} must be a finite number, or None")
         if not isinstance(self.options, Mapping):
@@ -155,7 +153,6 @@ class Dataset:
     cardinalities: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check that the training rows are counted."""
         if "train" not in self.rows:
             raise ValueError(f"rows ({self.rows}) must have those of train")
 
@@ -194,11 +191,6 @@ class Conditions(NamedTuple):
     batch_size: int
 
     def __str__(self) -> str:
-        """The conditions in words.
-
-        >>> str(Conditions(3000, 1, 128))
-        '3,000 rows, 1 epoch, batch 128'
-        """
         return f"{self.rows:,} rows, {self.epochs} epoch{'s' * (self.epochs != 1)}, batch {self.batch_size}"
 
 
@@ -235,12 +227,10 @@ class Figure:
         return [replace(run, **trial) for trial in trials]
 
     def write(self, path: Path) -> None:
-        """Write as JSON."""
         files.write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Figure":
-        """The figure that ``write`` wrote."""
         try:
             return build(cls, files.read_json(path))
         except ValueError as error:

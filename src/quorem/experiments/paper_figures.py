@@ -64,11 +64,6 @@ def validation_interval(num_rows: int, max_rows: int | None, points: int) -> int
     return max(1, ceil_div(steps, points))
 
 
-def figure4_points(study: Study) -> list[Point]:
-    """Full tables, hashing and ``mult``."""
-    return [point for method in ("full", "hash", "mult") for point in study.points(method, 4)]
-
-
 def figure5_points(study: Study) -> list[Point]:
     """Every operation at every number of collisions, and the full tables."""
     composed = [p for method in METHODS for c in study.collisions for p in study.points(method, c, x=c)]
@@ -148,7 +143,7 @@ class Definition(NamedTuple):
 
 
 FIGURES = {
-    "figure4": Definition(FIGURE4, figure4_points),
+    "figure4": Definition(FIGURE4, lambda study: [p for name in ("full", "hash", "mult") for p in study.points(name)]),
     "figure5": Definition(FIGURE5, figure5_points),
     "figure6": Definition(FIGURE6, figure6_points),
     "figure7": Definition(FIGURE7, figure6_points),  # only their parameters are counted

@@ -40,7 +40,6 @@ class Sweep:
     device: str
 
     def run(self, config: RunConfig) -> Path:
-        """The folder of a run."""
         return self.folder / "runs" / config.key()
 
     def error(self, config: RunConfig) -> Path:
@@ -48,11 +47,9 @@ class Sweep:
         return self.folder / "errors" / f"{config.key()}.json"
 
     def is_done(self, config: RunConfig) -> bool:
-        """Whether a run is finished."""
         return (self.run(config) / "result.json").exists()
 
     def has_failed(self, config: RunConfig) -> bool:
-        """Whether a run failed."""
         return self.error(config).exists()
 
     def is_settled(self, config: RunConfig) -> bool:
@@ -154,7 +151,6 @@ def _is_orphan() -> bool:
 
 
 def _process(sweep: Sweep) -> None:
-    """A worker process."""
     os.environ["QUOREM_QUIET"] = "1"  # else each worker would say that it compiles kernels
     torch.set_num_threads(THREADS)
     with stop_on_signal() as stop:

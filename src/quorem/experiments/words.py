@@ -21,50 +21,29 @@ def or_nan(value: float | None) -> float:
 
 
 def loss(value: float | None) -> str:
-    """A log loss with the digits of the paper's table 1; a dash where there is none.
-
-    >>> loss(0.452517)
-    '0.45252'
-    """
+    """A log loss with the digits of the paper's table 1; a dash where there is none."""
     return f"{value:.5f}" if math.isfinite(value := or_nan(value)) else NONE
 
 
 def mean_text(mean: float | None, deviation: float | None, trials: int) -> str:
-    """A mean and its deviation as text; one trial has no deviation.
-
-    >>> mean_text(0.45, 0.0003, 5), mean_text(0.45, 0.0, 1)
-    ('0.45000 ± 0.00030', '0.45000')
-    """
+    """A mean and its deviation as text; one trial has no deviation."""
     return loss(mean) + (f" ± {loss(deviation)}" if trials > 1 and math.isfinite(or_nan(deviation)) else "")
 
 
-def count(value: float, unit: str = "") -> str:
+def count(value: float) -> str:
     """A number with three digits and a prefix for its power of 1000.
 
-    >>> count(135_746_273), count(960), count(2_160_805_824, "B")
-    ('136 M', '960', '2.16 GB')
+    >>> count(135_746_273), count(960), count(2_160_805_824)
+    ('136 M', '960', '2.16 G')
     """
     size, prefix = next((pair for pair in PREFIXES if abs(value) >= pair[0] * 0.9995), (1, ""))
     scaled = value / size
     digits = f"{scaled:.3g}" if scaled == int(scaled) else f"{scaled:#.3g}".rstrip(".")
-    return f"{digits} {prefix}{unit}".strip()
-
-
-def size(value: float) -> str:
-    """A number of bytes as text: 1 kB is 1000 bytes.
-
-    >>> size(540_201_456 * 4)
-    '2.16 GB'
-    """
-    return count(value, "B")
+    return f"{digits} {prefix}".strip()
 
 
 def network(name: str) -> str:
-    """A network's name as its authors write it; other names unchanged, but without the digest of their file.
-
-    >>> network("dlrm"), network("nets/wide.py:build#0123456789ab")
-    ('DLRM', 'nets/wide.py:build')
-    """
+    """A network's name as its authors write it; other names unchanged, but without the digest of their file."""
     return NETWORK_NAMES.get(name, re.sub(r"#[0-9a-f]{12}$", "", name))
 
 
@@ -74,11 +53,7 @@ def optimizer(name: str) -> str:
 
 
 def scheme(config: Mapping[str, Any]) -> str:
-    """The scheme of a run as Python code.
-
-    >>> scheme({"scheme": {"scheme": "QR", "num_collisions": 60}})
-    'QR(num_collisions=60)'
-    """
+    """The scheme of a run as Python code, or what its plan has."""
     description = config.get("scheme")
     if isinstance(plan := config.get("plan"), Mapping):
         full = sum(isinstance(table, Mapping) and table.get("scheme") == "Full" for table in plan.values())

@@ -92,7 +92,6 @@ class RunConfig:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        """Check every option."""
         check_options(self)
         check_scheme(self.scheme)
         if not self.data:

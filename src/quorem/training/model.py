@@ -39,7 +39,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
     if config.data != (name := data_identity(prepared)):
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
     device = torch.device(device)
-    tables = tables_of_run(config, prepared.cardinalities, prepared.names)
+    tables = tables_of_run(config, prepared)
     tables = [_ranked(table, prepared) for table in tables]
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
@@ -86,11 +86,7 @@ def _ranked(table: Table, prepared: Prepared) -> Table:
 
 
 def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: bool = True) -> Scheme:
-    """The scheme behind a name in the paper's figures and table; ``hidden`` is the width of ``"path"``'s networks.
-
-    >>> scheme_of("mult", 60).spec(6000, 16).shapes, scheme_of("hash", 60).spec(6000, 16).shapes
-    (((100, 16), (60, 16)), ((100, 16),))
-    """
+    """The scheme behind a name in the paper's figures and table; ``hidden`` is the width of ``"path"``'s networks."""
     if method not in PAPER_METHODS:
         raise ValueError(f"method ({method!r}) must be one of {', '.join(map(repr, PAPER_METHODS))}")
     others = {
@@ -113,9 +109,6 @@ def tables_of(
 
     ``concat`` concatenates K rows of width ``embedding_dim``, so all tables are K times as wide, including the full
     ones (section 5.1). Features without ``names`` are called ``C1``, ``C2``, ...
-
-    >>> [(t.embedding_dim, type(t.scheme).__name__) for t in tables_of([10, 1000], scheme_of("concat"), threshold=20)]
-    [(32, 'Full'), (32, 'QR')]
     """
     names = [f"C{f + 1}" for f in range(len(cardinalities))] if names is None else names
     width = embedding_dim
@@ -127,15 +120,11 @@ def tables_of(
     ]
 
 
-def tables_of_run(config: RunConfig, cardinalities: Sequence[int], names: Sequence[str] | None = None) -> list[Table]:
-    """The tables of a run: by its plan, or by one scheme and threshold.
-
-    >>> run = RunConfig(data="log", plan={"C1": Full(), "C2": QR(4)})
-    >>> [table.scheme for table in tables_of_run(run, [10, 1000])]
-    [Full(), QR(num_collisions=4)]
-    """
+def tables_of_run(config: RunConfig, prepared: Prepared) -> list[Table]:
+    """The tables of a run: by its plan, or by one scheme and threshold."""
     scheme, width = config.scheme if config.plan is None else Full(), config.embedding_dim
-    tables = tables_of(cardinalities, scheme, threshold=config.threshold, embedding_dim=width, names=names)
+    sizes, names = prepared.cardinalities, prepared.names
+    tables = tables_of(sizes, scheme, threshold=config.threshold, embedding_dim=width, names=names)
     if config.plan is not None:
         schemes, features = dict(config.plan), {table.name for table in tables}
         if missing := sorted(features - set(schemes)):

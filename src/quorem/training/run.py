@@ -75,7 +75,6 @@ class RunFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -232,11 +231,7 @@ def read_config(path: Path) -> RunConfig:
 
 
 def difference(saved: RunConfig, wanted: RunConfig) -> str:
-    """Where two configurations differ.
-
-    >>> difference(RunConfig(data="a", seed=1), RunConfig(data="a", seed=2))
-    'seed is 1 there and 2 here'
-    """
+    """Where two configurations differ."""
     pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in fields(RunConfig)]
     return ", ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in pairs if old != new)
 

@@ -117,7 +117,6 @@ class Trial:
             quantize_(self.embeddings, 8 if bits == 8 else 4)
 
     def keep_best(self) -> None:
-        """Remember the model as it is."""
         self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def restore_best(self) -> None:
@@ -197,7 +196,6 @@ class CapturedSteps:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, trial: Trial, batches: Batch) -> None:
-        """Train on the batches."""
         for name in ("labels", "dense", "ids"):
             getattr(self.buffers, name).copy_(getattr(batches, name), non_blocking=True)
         if self.graph is not None:

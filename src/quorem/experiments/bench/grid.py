@@ -56,11 +56,7 @@ def scheme_of(provider: str, scheme: str) -> str:
 
 
 def draw_ids(how: str, cardinalities: Sequence[int], batch: int, seed: int) -> Tensor:
-    """Ids ``[batch, F]``: ``"uniform"``, or ``"zipf"``, where id k has probability proportional to log(1 + 1/(k + 1)).
-
-    >>> draw_ids("zipf", (1000, 3), 2, seed=0).shape
-    torch.Size([2, 2])
-    """
+    """Ids ``[batch, F]``: ``"uniform"``, or ``"zipf"``: id k has a probability proportional to log(1 + 1/(k + 1))."""
     n = torch.tensor(cardinalities, dtype=torch.float64)
     u = torch.rand(batch, len(n), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     drawn = (n + 1) ** u - 1 if how == "zipf" else u * n

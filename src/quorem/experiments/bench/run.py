@@ -164,16 +164,11 @@ def _calls(provider: str, contender: Contender, mode: str, ids: list[Tensor]) ->
     runs = [operation(mode, contender, batch) for batch in ids]
     for run in runs:
         run()
-    calls = [measure.Call(provider, rotation(runs))]
+    turns = cycle(runs)
+    calls = [measure.Call(provider, lambda: next(turns)())]
     if ids[0].is_cuda and (mode == "forward" or contender.captures_step):
         calls.append(measure.Call(provider, measure.captured(runs), count=len(runs), graph=True))
     return calls
-
-
-def rotation(runs: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    """A function that calls the next of ``runs`` each time, in turn."""
-    turns = cycle(runs)
-    return lambda: next(turns)()
 
 
 def operation(mode: str, contender: Contender, ids: Tensor) -> Callable[[], Any]:

@@ -21,6 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from ...files.atomic import replacing
+from ...planner.budget import show_bytes
 from .. import words
 from ..figures import Axes, Figure
 from .lines import Line, Panel, Place, panels
@@ -223,18 +224,14 @@ def about(place: Place, axes: Axes) -> str:
         *([f"{axes.x_label} {point.x:g}"] if axes.x == "x" and point.x is not None else []),
         *([step] if axes.x == "step" else []),
         *(losses if point.trials else ["not trained: parameters only"]),
-        f"model {words.count(point.parameters)} parameters, {words.size(point.bytes)}",
-        f"tables {words.count(point.embedding_parameters)} parameters, {words.size(point.embedding_bytes)}",
+        f"model {words.count(point.parameters)} parameters, {show_bytes(point.bytes)}",
+        f"tables {words.count(point.embedding_parameters)} parameters, {show_bytes(point.embedding_bytes)}",
     ]
     return "\n".join(rows)
 
 
 def variable(colour: str) -> str:
-    """The page's variable for a colour of a light background.
-
-    >>> variable("#00589c")
-    '--c00589c'
-    """
+    """The page's variable for a colour of a light background."""
     return f"--c{colour[1:]}"
 
 

@@ -30,12 +30,10 @@ class Line:
 
     @property
     def x(self) -> list[float]:
-        """The x of each place."""
         return [place.x for place in self.places]
 
     @property
     def y(self) -> list[float]:
-        """The y of each place."""
         return [place.y for place in self.places]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...files.atomic import write
+from ...planner.budget import show_bytes
 from .. import words
 from ..figures import Figure, Made, Result, grouped
 from ..paper_figures import TABLE_1_LOSSES
@@ -113,7 +114,7 @@ def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[s
 
 
 def _win(win: Win) -> dict[str, Any]:
-    low, high = words.size(win.low), words.size(win.high)
+    low, high = show_bytes(win.low), show_bytes(win.high)
     verdict, difference = "no other method", None
     if win.second is not None:
         verdict = {True: "yes", False: "no, a tie", None: "not known: one trial"}[is_clear(win.best, win.second)]
@@ -234,7 +235,7 @@ def _point(figure: Figure, data: str, point: Result) -> dict[str, Any]:
         "x": (words.NONE if point.x is None else f"{point.x:,.6g}", point.x),
         "test log loss": (words.mean_text(point.test_mean, point.test_sd, point.trials), point.test_mean),
         "AUC": (words.loss(point.auc_mean), point.auc_mean),
-        "tables": (words.size(point.embedding_bytes), point.embedding_bytes),
+        "tables": (show_bytes(point.embedding_bytes), point.embedding_bytes),
         "parameters": (f"{point.parameters:,}", point.parameters),
         "time": (words.NONE if seconds is None else f"{seconds:,.3g} s", seconds),
         "optimizer": (words.optimizer(point.optimizer) or words.NONE, point.optimizer),
