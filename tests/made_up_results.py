@@ -34,19 +34,10 @@ def result(
 
 def figure(points: list[Result], data: Dataset = DATA, **axes: Any) -> Figure:
     """A figure of those points."""
-    made = Made(
-        command="quorem reproduce all",
-        data=data,
-        date="2026-01-02",
-        device="a machine",
-        versions={"torch": "2.13.0"},
-        commit="abc1234",
-    )
-    return Figure(
-        axes=Axes(**{"name": "figure6", "title": "Figure 6: made up", "x_label": "threshold"} | axes),
-        made=made,
-        points=points,
-    )
+    origin = {"command": "quorem reproduce all", "date": "2026-01-02", "device": "a machine"}
+    made = Made(data=data, versions={"torch": "2.13.0"}, commit="abc1234", **origin)
+    axes = {"name": "figure6", "title": "Figure 6: made up", "x_label": "threshold"} | axes
+    return Figure(axes=Axes(**axes), made=made, points=points)
 
 
 def sweep(series: tuple[str, ...] = ("hash", "mult"), xs: tuple[int, ...] = (1, 20, 200), **axes: Any) -> Figure:

@@ -1,5 +1,6 @@
 """Small logs and runs for the tests of training."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,14 @@ from quorem.training.model import data_identity
 from quorem.training.run import read_metrics
 
 CARDINALITIES = (400, 90, 7, 2)
+TORCHS = {  # of each optimizer, the class for what is not a table
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "amsgrad": partial(torch.optim.Adam, amsgrad=True),
+    "adamw": torch.optim.AdamW,
+}
 
 
 def small_log(folder: Path, num_rows: int = 4000, seed: int = 0) -> Prepared:

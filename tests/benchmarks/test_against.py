@@ -17,16 +17,13 @@ def against(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def test_a_tree_against_itself(tmp_path):
-    done = against(
-        ROOT, ROOT, "--out", tmp_path / "x.json", *SMALL, "--mode", "forward", "--mode", "step", "--limit", 99
-    )
+    modes = ["--mode", "forward", "--mode", "step"]
+    done = against(ROOT, ROOT, "--out", tmp_path / "x.json", *SMALL, *modes, "--limit", 99)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "x.json").read_text())
     assert found["before"] == found["after"] != "unknown"
-    assert [(row["mode"], row["batch"], row["dim"], row["graph"]) for row in found["rows"]] == [
-        ("forward", 8, 4, 0),
-        ("step", 8, 4, 0),
-    ]
+    settings = [(row["mode"], row["batch"], row["dim"], row["graph"]) for row in found["rows"]]
+    assert settings == [("forward", 8, 4, 0), ("step", 8, 4, 0)]
     for row in found["rows"]:
         assert row["same_bits"] and row["before_us"] > 0 and row["ratio_q20"] <= row["ratio"] <= row["ratio_q80"]
     assert "0 of 2 ratios are above 99" in done.stdout
@@ -61,3 +58,11 @@ def test_a_tree_of_other_numbers_is_seen_and_a_slower_one_fails(tmp_path):
 def test_a_folder_without_sources_is_refused(tmp_path):
     done = against(ROOT, tmp_path, "--out", tmp_path / "x.json")
     assert (done.returncode, "has no src/quorem" in done.stderr) == (1, True)
+
+
+def test_every_script_of_the_folder_finds_what_it_imports():
+    """Few of them run in the tests."""
+    names = ", ".join(sorted(path.stem for path in SCRIPT.parent.glob("*.py")))
+    command = [sys.executable, "-c", f"import {names}"]
+    done = subprocess.run(command, cwd=SCRIPT.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

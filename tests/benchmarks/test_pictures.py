@@ -17,12 +17,8 @@ spec.loader.exec_module(pictures)
 def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
     rows = [row(mode=mode, batch=batch) for mode in ("step", "forward") for batch in (2048, 1, 128)]
     rows += [row(provider="loop", median_us=10.0), row(provider="loop", mode="forward", graph=1, batch=1)]
-    rows += [
-        row(dim=64, batch=5),
-        row(ids="uniform", batch=7),
-        row(scheme="ChineseRemainder(3)", batch=9),
-        row(scheme="Full()", batch=8),
-    ]
+    rows += [row(dim=64, batch=5), row(ids="uniform", batch=7)]
+    rows += [row(scheme="ChineseRemainder(3)", batch=9), row(scheme="Full()", batch=8)]
     figure = pictures.speed(rows)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["loop", "fused", "eager", "CUDA graph"]
@@ -33,6 +29,4 @@ def test_panels_share_a_legend_colours_and_the_sizes_that_were_measured():
         lines = {drawn.get_label(): drawn.lines[0] for drawn in axis.containers}
         shown = {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.get_lines(), strict=True)}
         assert {name: line.get_color() for name, line in lines.items()} == {n: shown[n].get_color() for n in lines}
-        assert lines["fused"].get_zorder() > lines["loop"].get_zorder()
-        assert lines["fused"].get_linewidth() > lines["loop"].get_linewidth()
         assert (lines["fused"].get_linestyle(), lines["fused"].get_xdata().tolist()) == ("--", [1, 128, 2048])

@@ -1,18 +1,22 @@
-"""The ``quorem`` command: small runs, its exit codes, and its message where the extra is missing."""
+"""The ``quorem`` command: its exit codes, its message where the extra is missing, and README.md's commands."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 import typer
-from typer.testing import CliRunner
+from commands import invoke
 
 import quorem
 from quorem.cli import app
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 def python(code: str) -> subprocess.CompletedProcess:
@@ -20,8 +24,7 @@ def python(code: str) -> subprocess.CompletedProcess:
 
 
 def test_version():
-    done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.output) == (0, f"quorem {quorem.__version__}\n")
+    assert invoke("--version").output == f"quorem {quorem.__version__}\n"
 
 
 COMMANDS = [["demo"], ["train", "--data", "log", "--out", "run"], ["reproduce", "figure4"], ["bench"]]
@@ -31,9 +34,7 @@ COMMANDS = [["demo"], ["train", "--data", "log", "--out", "run"], ["reproduce", 
 def test_a_device_that_is_not_here_is_a_usage_error(command, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for device, match in {"cuda": "must be 'cpu' here: there is no GPU", "tpu": "must be cpu or cuda"}.items():
-        done = CliRunner().invoke(app, [*command, "--device", device], env={"COLUMNS": "200"})
-        assert done.exit_code == 2
-        assert f"device ('{device}') {match}" in done.output
+        assert f"device ('{device}') {match}" in invoke(*command, "--device", device, code=2).output
 
 
 def pages() -> dict[str, click.Command]:
@@ -50,8 +51,7 @@ def pages() -> dict[str, click.Command]:
 @pytest.mark.parametrize("page", [page for page in pages() if page != "quorem"])
 def test_every_help_page_ends_with_an_example_that_parses(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, [*page.split()[1:], "--help"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
+    done = invoke(*page.split()[1:], "--help")
     example = pages()[page].epilog.removeprefix("Example: ")
     assert example.startswith(page) and done.output.rstrip().endswith(f"Example: {example}")
     for word in shlex.split(example):  # files and folders that the command looks for
@@ -103,3 +103,18 @@ def test_help_for_a_reader_that_has_left_ends_quietly(arguments: list[str]) -> N
     done = subprocess.run([sys.executable, "-m", "quorem", *arguments], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert done.returncode == -signal.SIGPIPE and not done.stderr
+
+
+def test_the_four_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of README.md, as they stand there, on the made-up file that it names."""
+    pl = pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+    section = README.read_text(encoding="utf-8").split("## Four commands")[1]
+    commands = re.search(r"```sh\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    assert [command.split()[1] for command in commands] == ["prepare", "train", "predict", "export"]
+    made_up = re.search(r"`(quorem synthesize clicks.csv --rows) 20000`", section)[1]
+    monkeypatch.chdir(tmp_path)
+    for command in (f"{made_up} {2000}", *commands):
+        invoke(*shlex.split(command, comments=True)[1:])
+    assert (tmp_path / "model.json").exists()
+    scores = pl.read_csv(tmp_path / "scores.csv")["probability"]
+    assert len(scores) == 2000 and scores.is_between(0, 1).all() and (tmp_path / "model.onnx").exists()

@@ -5,16 +5,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import invoke
 
 import quorem
-from quorem.cli import app
-
-
-def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["export", *map(str, arguments)], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture
@@ -29,23 +22,24 @@ IDS, DENSE = torch.tensor([[999, 6], [5, 0], [3, 7]]), torch.rand(3, 3)  # the l
 def test_formats(model: quorem.models.DLRM, tmp_path: Path) -> None:
     quorem.save(model, tmp_path / "model")
     expected = model(DENSE[:2], IDS[:2]).detach()
-    assert "DLRM, onnx, " in run(tmp_path / "model", "--out", tmp_path / "model.onnx")
+    assert "DLRM, onnx, " in invoke("export", tmp_path / "model", "--out", tmp_path / "model.onnx").output
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     logits = torch.from_numpy(session.run(["logits"], {"dense": DENSE.numpy(), "ids": IDS.numpy()})[0])
     torch.testing.assert_close(logits[:2], expected)
     assert logits[2].isnan()
-    run(tmp_path / "model", "--format", "torch-export", "--out", tmp_path / "model.pt2", "--unknown", "zeros")
+    options = ("--format", "torch-export", "--unknown", "zeros")
+    invoke("export", tmp_path / "model", *options, "--out", tmp_path / "model.pt2")
     logits = torch.export.load(tmp_path / "model.pt2").module()(DENSE, IDS)["logits"]
     torch.testing.assert_close(logits[:2].detach(), expected)
     assert logits.isfinite().all()
-    run(tmp_path / "model", "--format", "safetensors", "--out", tmp_path / "copy")
+    invoke("export", tmp_path / "model", "--format", "safetensors", "--out", tmp_path / "copy")
     torch.testing.assert_close(quorem.load(tmp_path / "copy")(DENSE[:2], IDS[:2]).detach(), expected)
 
 
 def test_rows_of_fewer_bits(model: quorem.models.DLRM, tmp_path: Path) -> None:
     quorem.save(model, tmp_path / "model")
-    run(tmp_path / "model", "--bits", "4", "--format", "safetensors", "--out", tmp_path / "small")
-    run(tmp_path / "small", "--bits", "4", "--out", tmp_path / "small.onnx")  # in 4 bits already
+    invoke("export", tmp_path / "model", "--bits", "4", "--format", "safetensors", "--out", tmp_path / "small")
+    invoke("export", tmp_path / "small", "--bits", "4", "--out", tmp_path / "small.onnx")  # in 4 bits already
     small = quorem.load(tmp_path / "small")
     assert small.embeddings.bits == 4
     session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
@@ -56,14 +50,12 @@ def test_rows_of_fewer_bits(model: quorem.models.DLRM, tmp_path: Path) -> None:
 def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:
     quorem.save(model, tmp_path / "model")
     (tmp_path / "other").write_text("nothing")
+    zeros = ("--format", "safetensors", "--unknown", "zeros")
     for arguments, message in [
-        ((tmp_path / "other", "--out", tmp_path / "out.onnx"), "other is damaged"),
-        ((tmp_path, "--out", tmp_path / "out.onnx"), "has no model.safetensors: it is no finished run"),
-        (
-            (tmp_path / "model", "--format", "safetensors", "--unknown", "zeros", "--out", tmp_path / "out.onnx"),
-            "--unknown and --jagged are for graphs",
-        ),
+        ((tmp_path / "other",), "other is damaged"),
+        ((tmp_path,), "has no model.safetensors: it is no finished run"),
+        ((tmp_path / "model", *zeros), "--unknown and --jagged are for graphs"),
     ]:
-        done = CliRunner().invoke(app, ["export", *map(str, arguments)])
-        assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
+        done = invoke("export", *arguments, "--out", tmp_path / "out.onnx", code=1)
+        assert message in done.output and "Traceback" not in done.output
     assert not (tmp_path / "out.onnx").exists()

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import invoke
 
 import quorem
 from quorem import Full, HotCold, Plan
-from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.experiments.planning import options_of
 from quorem.ops.declare import word_bytes
@@ -21,28 +20,21 @@ from quorem.training.model import build_model, data_identity
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "log"
-    done = CliRunner().invoke(app, ["synthesize", str(path), "--rows", "3000", "--scale", "0.0001"])
-    assert done.exit_code == 0, done.output
+    invoke("synthesize", path, "--rows", 3000, "--scale", 0.0001)
     return path
-
-
-def invoke(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-    return done.exit_code, done.output
 
 
 def test_a_plan_for_data_is_printed_saved_and_trained(log: Path, tmp_path: Path) -> None:
     file, run = tmp_path / "plan.json", tmp_path / "run"
-    code, output = invoke("plan", log, "--budget", "60kB", "--out", file, "--dim", 4, "--optimizer", "amsgrad")
-    assert code == 1 and "budget ('60kB') must be at least" in output  # AMSGrad remembers its steps
-    code, output = invoke("plan", log, "--budget", "30kB", "--out", file, "--dim", 4)
-    assert code == 0 and output.splitlines()[0].split()[:3] == ["table", "ids", "hot"] and "of 30 kB" in output
+    done = invoke("plan", log, "--budget", "60kB", "--dim", 4, "--optimizer", "amsgrad", code=1)
+    assert "budget ('60kB') must be at least" in done.output  # AMSGrad remembers its steps
+    output = invoke("plan", log, "--budget", "30kB", "--out", file, "--dim", 4).output
+    assert output.splitlines()[0].split()[:3] == ["table", "ids", "hot"] and "of 30 kB" in output
     planned = Plan.from_json(file.read_text())
     assert list(planned) == Prepared(log).names and planned.bytes <= 30_000 and planned.optimizer == "adagrad"
     assert {type(scheme) for scheme in planned.values()} == {Full, HotCold}
-    code, output = invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
-    assert code == 0, output
-    assert f"plan of {len(planned)} tables" in output
+    train = ("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
+    assert f"plan of {len(planned)} tables" in invoke(*train).output
     config = RunConfig.from_json((run / "run.json").read_text())
     assert dict(config.plan) == dict(planned)
     model = build_model(config, Prepared(log), "meta")
@@ -52,31 +44,28 @@ def test_a_plan_for_data_is_printed_saved_and_trained(log: Path, tmp_path: Path)
 
 def test_a_budget_trains_the_plan_that_plan_would_make(log: Path, tmp_path: Path) -> None:
     file, run, options = tmp_path / "plan.json", tmp_path / "run", ("--dim", 4, "--optimizer", "rowwise_adagrad")
-    assert invoke("plan", log, "--budget", "30kB", "--out", file, *options)[0] == 0
+    invoke("plan", log, "--budget", "30kB", "--out", file, *options)
     train = ("train", "--data", log, "--budget", "30kB", "--out", run, *options, "--device", "cpu")
-    code, output = invoke(*train, "--hidden", "16,8", "--bottom", "12")
-    assert code == 0 and "of 30 kB" in output, output
+    assert "of 30 kB" in invoke(*train, "--hidden", "16,8", "--bottom", "12").output
     config, planned = RunConfig.from_json((run / "run.json").read_text()), Plan.from_json(file.read_text())
     assert dict(config.plan) == dict(planned) and config.row_dtype == options_of(planned)["row_dtype"]
     assert (config.optimizer, config.hidden, config.bottom) == ("rowwise_adagrad", (16, 8), (12,))
     assert quorem.load(run / "model.safetensors").top[2].out_features == 8
-    code, output = invoke(*train, "--plan", file)
-    assert code == 1 and "--budget makes a plan: leave out --plan" in output
-    code, output = invoke(*train, "--collisions", 8)
-    assert code == 1 and "says how tables are stored: leave out --scheme, --collisions" in output
+    assert "--budget makes a plan: leave out --plan" in invoke(*train, "--plan", file, code=1).output
+    refused = invoke(*train, "--collisions", 8, code=1).output
+    assert "says how tables are stored: leave out --scheme, --collisions" in refused
 
 
 def test_a_plan_for_serving_is_trained_and_then_stored_in_few_bits(log: Path, tmp_path: Path) -> None:
     file, run = tmp_path / "plan.json", tmp_path / "run"
-    code, output = invoke("plan", log, "--budget", "8kB", "--serving", "--dim", 4, "--out", file)
-    assert code == 0 and "once rows are stored in 4 bits" in output
+    output = invoke("plan", log, "--budget", "8kB", "--serving", "--dim", 4, "--out", file).output
+    assert "once rows are stored in 4 bits" in output
     planned = Plan.from_json(file.read_text())
     assert planned.state_bytes == 0 and planned.bits == 4 and 7_500 < planned.bytes <= 8_000
-    assert invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")[0] == 0
+    invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
     tables = quorem.load(run).model.embeddings
     result = json.loads((run / "result.json").read_text())
-    code, output = invoke("evaluate", run)
-    assert code == 0 and f"{result['test']['log_loss']:.5f}" in output  # the metrics are those of the stored rows
+    assert f"{result['test']['log_loss']:.5f}" in invoke("evaluate", run).output  # of the rows as they are stored
     lists = tables.ranks.nbytes + word_bytes(tables.layout)
     assert tables.bits == 4 and result["embedding_bytes"] == sum(p.nbytes for p in tables.parameters()) + lists
     assert planned.bytes - planned.index_bytes == sum(t.nbytes for t in (*tables.parameters(), *tables.buffers()))
@@ -86,17 +75,15 @@ def test_where_float32_pays_for_too_few_rows_they_are_bfloat16(log: Path, tmp_pa
     """And trained, stored, scored and exported as such."""
     file, run = tmp_path / "plan.json", tmp_path / "run"
     budget = ("--budget", "26kB", "--dim", 4)
-    assert invoke("plan", log, *budget, "--out", file)[0] == 0
+    invoke("plan", log, *budget, "--out", file)
     planned = Plan.from_json(file.read_text())
     assert {table.dtype for table in planned.tables} == {torch.bfloat16}
-    assert invoke("plan", log, *budget, "--row-dtype", "float32", "--out", file)[0] == 0
+    invoke("plan", log, *budget, "--row-dtype", "float32", "--out", file)
     wider = Plan.from_json(file.read_text())
     assert {table.dtype for table in wider.tables} == {torch.float32}
     assert wider.traffic[0] < planned.traffic[0] < 1  # of ids with rows of their own
     file.write_text(planned.to_json())
-    train = ("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
-    code, output = invoke(*train)
-    assert code == 0, output
+    invoke("train", "--data", log, "--plan", file, "--out", run, "--dim", 4, "--device", "cpu")
     model = quorem.load(run / "model.safetensors")
     tables = model.embeddings
     assert tables.stored.dtype == torch.bfloat16
@@ -105,15 +92,13 @@ def test_where_float32_pays_for_too_few_rows_they_are_bfloat16(log: Path, tmp_pa
     ids = torch.zeros(3, len(planned), dtype=torch.long)
     assert model(torch.zeros(3, 13), ids).dtype == torch.float32
     for kind in ("onnx", "torch-export"):
-        code, output = invoke("export", run, "--format", kind, "--out", tmp_path / "model")
-        assert code == 0, output
+        invoke("export", run, "--format", kind, "--out", tmp_path / "model")
 
 
 def test_a_search_trains_plans_with_other_widths(log: Path, tmp_path: Path) -> None:
     """The written plan is the one with the lowest loss."""
     file = tmp_path / "plan.json"
-    code, output = invoke("plan", log, "--budget", "26kB", "--dim", 8, "--search", "--out", file)
-    assert code == 0, output
+    output = invoke("plan", log, "--budget", "26kB", "--dim", 8, "--search", "--out", file).output
     tried = re.findall(r"narrowest rows of (\d) numbers: validation log loss ([\d.]+)", output)
     assert f"Training {len(tried)} plans on {len(Prepared(log).split('train')):,} rows each" in output
     assert {int(width) for width, _ in tried} == {8, 4, 2}
@@ -126,19 +111,19 @@ def test_a_log_of_one_column_is_searched_too(tmp_path: Path) -> None:
     pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
     log, data = tmp_path / "log.csv", tmp_path / "data"
     log.write_text("y,user\n" + "".join(f"{i % 3 % 2},u{i * i % 301}\n" for i in range(1000)))
-    assert invoke("prepare", "table", log, data, "--label", "y")[0] == 0
-    code, output = invoke("plan", data, "--budget", "4kB", "--search")
-    assert code == 0 and "validation log loss" in output and "of 4 kB" in output, output
+    invoke("prepare", "table", log, data, "--label", "y")
+    output = invoke("plan", data, "--budget", "4kB", "--search").output
+    assert "validation log loss" in output and "of 4 kB" in output
 
 
 def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
     """Prepared in order of appearance: the run's tables list their hot and cold ids, as planned."""
     pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
     log, data, file = tmp_path / "raw.txt", tmp_path / "data", tmp_path / "plan.json"
-    assert invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)[0] == 0
-    assert invoke("prepare", "criteo", log, data, "--ids", "appearance")[0] == 0
-    code, output = invoke("plan", data, "--budget", "24kB", "--dim", 4, "--out", file)
-    assert code == 0 and "lists its hot and cold ids" in output
+    invoke("synthesize", log, "--raw", "--rows", 3000, "--scale", 0.0001)
+    invoke("prepare", "criteo", log, data, "--ids", "appearance")
+    output = invoke("plan", data, "--budget", "24kB", "--dim", 4, "--out", file).output
+    assert "lists its hot and cold ids" in output
     planned, prepared = Plan.from_json(file.read_text()), Prepared(data)
     config = RunConfig(data=data_identity(prepared), embedding_dim=4, **options_of(planned))
     tables = build_model(config, prepared, "cpu").embeddings
@@ -151,21 +136,18 @@ def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
 
 
 def test_refusals(log: Path, tmp_path: Path) -> None:
-    code, output = invoke("plan", log, "--budget", "much")
-    assert code == 1 and "budget ('much') must be a number with B, kB, MB" in output
-    train = ("train", "--data", log, "--out", tmp_path / "run", "--device", "cpu")
-    first = Prepared(log).names[0]
-    code, output = invoke(*train, "--plan", json.dumps({first: {"scheme": "Full"}}))
-    assert code == 1 and "plan must name every feature of the data" in output
-    names = {name: {"scheme": "Full"} for name in [*Prepared(log).names, "other"]}
-    code, output = invoke(*train, "--plan", json.dumps(names))
-    assert code == 1 and "plan names other, which the data do not have" in output
-    code, output = invoke(*train, "--plan", '{"C1": 3}')
-    assert code == 1 and "must be what quorem plan wrote, or JSON of names and schemes" in output
-    del names["other"]
-    code, output = invoke(*train, "--plan", json.dumps(names), "--scheme", "hash")
-    assert code == 1 and "says how tables are stored: leave out --scheme" in output
-    file = tmp_path / "plan.json"
-    assert invoke("plan", log, "--budget", "1MB", "--out", file)[0] == 0
-    code, output = invoke(*train, "--plan", file, "--dim", 8)
-    assert code == 1 and "of width 16 for" in output and "of width 8" in output
+    refused = invoke("plan", log, "--budget", "much", code=1).output
+    assert "budget ('much') must be a number with B, kB, MB" in refused
+    file, full = tmp_path / "plan.json", {name: {"scheme": "Full"} for name in Prepared(log).names}
+    invoke("plan", log, "--budget", "1MB", "--out", file)
+    for arguments, message in [
+        ((json.dumps({"C1": {"scheme": "Full"}}),), "plan must name every feature of the data"),
+        ((json.dumps(full | {"other": {"scheme": "Full"}}),), "plan names other, which the data do not have"),
+        (('{"C1": 3}',), "must be what quorem plan wrote, or JSON of names and schemes"),
+        ((json.dumps(full), "--scheme", "hash"), "says how tables are stored: leave out --scheme"),
+        ((file, "--dim", 8), "of width 8"),
+    ]:
+        train = ("train", "--data", log, "--out", tmp_path / "run", "--device", "cpu", "--plan")
+        refused = invoke(*train, *arguments, code=1).output
+        assert message in refused
+    assert "of width 16 for" in refused

@@ -52,13 +52,15 @@ def parts(batch: Batch) -> list[torch.Tensor]:
     return [batch.labels, batch.dense, batch.ids, *bags]
 
 
+def assert_joined(pieces: list[Batch], whole: Batch) -> None:
+    for piece, expected in zip(zip(*map(parts, pieces), strict=True), parts(whole), strict=True):
+        assert torch.equal(torch.cat(piece), expected)
+
+
 def test_splits_follow_one_another(criteo):
-    sizes = [len(criteo.split(name)) for name in ("train", "validation", "test")]
-    assert sizes == [86, 7, 7]
-    for piece, whole in zip(
-        zip(*(parts(criteo.split(s)) for s in criteo.meta.split), strict=True), parts(criteo.all), strict=True
-    ):
-        torch.testing.assert_close(torch.cat(piece), whole, rtol=0, atol=0)
+    splits = [criteo.split(name) for name in ("train", "validation", "test")]
+    assert [len(rows) for rows in splits] == [86, 7, 7]
+    assert_joined(splits, criteo.all)
     with pytest.raises(ValueError, match=r"split \('dev'\) must be one of 'train', 'validation', 'test'"):
         criteo.split("dev")
 
@@ -67,8 +69,7 @@ def test_batches_in_order_are_views(criteo):
     train = criteo.split("train")
     batches = list(train.batches(32))
     assert [len(batch) for batch in batches] == [32, 32, 22]
-    for piece, whole in zip(zip(*map(parts, batches), strict=True), parts(train), strict=True):
-        assert torch.equal(torch.cat(piece), whole)
+    assert_joined(batches, train)
     assert batches[1].ids.data_ptr() == train.ids[32:].data_ptr()
     with pytest.raises(ValueError, match=r"size \(0\) must be at least 1"):
         next(train.batches(0))
@@ -131,14 +132,8 @@ def damage_meta(change):
     ("damage", "error", "message"),
     [
         (lambda p: cut(p / "categorical.npy"), ValueError, r"categorical\.npy is damaged or cut off"),
-        (lambda p: cut(p / "dense.npy"), ValueError, r"dense\.npy is damaged or cut off"),
         (lambda p: (p / "labels.npy").write_bytes(b""), ValueError, r"labels\.npy is damaged or cut off"),
         (lambda p: (p / "labels.npy").unlink(), FileNotFoundError, r"labels\.npy is missing"),
-        (
-            lambda p: np.save(p / "labels.npy", np.zeros(99, np.uint8)),
-            ValueError,
-            r"is uint8 \(99,\) but meta\.json says",
-        ),
         (lambda p: np.save(p / "labels.npy", np.zeros(100)), ValueError, r"is float64 \(100,\) but meta\.json says"),
         (lambda p: (p / "meta.json").unlink(), FileNotFoundError, "not a folder of prepared data"),
         (lambda p: (p / "meta.json").write_text('{"for'), ValueError, r"meta\.json is damaged"),
@@ -151,10 +146,6 @@ def damage_meta(change):
         (damage_meta(lambda m: m["columns"].update(bags=["C99"])), ValueError, "bags some of categorical"),
         (damage_meta(lambda m: m["cardinalities"].pop()), ValueError, "cardinalities must be integers"),
         (damage_meta(lambda m: m["split"].update(test=[90, 200])), ValueError, "split must be the rows of train, val"),
-        (damage_meta(lambda m: m.update(config=1)), ValueError, "config .* must be an object"),
-        (damage_meta(lambda m: m.update(first_token_id="1")), ValueError, "first_token_id .* must be an integer"),
-        (damage_meta(lambda m: m.update(checksums={"a": 1})), ValueError, "checksums.a .* must be a string"),
-        (damage_meta(lambda m: m.pop("split")), ValueError, r"meta\.json is damaged: split is missing"),
     ],
 )
 def test_folder_that_is_not_whole_is_refused(damage, error, message, criteo):

@@ -19,8 +19,8 @@ from quorem.training.model import data_identity
 def bags(tmp_path):
     rows = "".join(f"{k % 2},{k},u{k % 7},a|b{k % 5}\n" for k in range(60))
     (tmp_path / "t.csv").write_text("y,x,user,tags\n" + rows)
-    return prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", dense=["x"], categorical=["user", "tags"],
-                         multi=["tags"])  # fmt: skip
+    columns = {"label": "y", "dense": ["x"], "categorical": ["user", "tags"], "multi": ["tags"]}
+    return prepare_table(tmp_path / "t.csv", tmp_path / "out", **columns)
 
 
 def test_every_flipped_byte_is_told(bags):
@@ -73,15 +73,9 @@ def test_the_identity_covers_every_row(tmp_path):
             folder.save("dense.npy", dense)
             folder.save("categorical.npy", ids.astype(np.int32))
             folder.save_counts("c", np.array([1, 1]))
-            about = {
-                "num_rows": 200_000,
-                "cardinalities": [2],
-                "transforms": {"d": "none"},
-                "config": {},
-                "versions": {},
-            }
+            about = {"num_rows": 200_000, "cardinalities": [2], "transforms": {"d": "none"}, "config": {}}
             split = {"train": (0, 10), "validation": (10, 20), "test": (20, 200_000)}
-            folder.commit(Meta(columns=Columns("y", ("d",), ("c",)), split=split, **about))
+            folder.commit(Meta(columns=Columns("y", ("d",), ("c",)), split=split, versions={}, **about))
         return data_identity(Prepared(tmp_path / name))
 
     assert identity("a") == identity("b")

@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from click_logs import SAMPLE, assert_prepared, line, oracle, random_lines
+from click_logs import SAMPLE, assert_prepared, line, random_lines
 
 from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
+from quorem.data.values import LABEL_RULE
 
 LINES = random_lines(200)
 CONFIGS = {
@@ -73,7 +74,6 @@ def test_accepted_forms(data, block_bytes, tmp_path):
     assert_prepared(prepared(tmp_path, data, block_bytes=block_bytes), LINES)
 
 
-LABEL_RULE = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
 FIELDS = "fields where 40 are expected"
 MALFORMED = {
     "too few fields": ("\t".join(line().split("\t")[:-1]), f"39 {FIELDS}"),
@@ -147,7 +147,6 @@ def test_unusable_file_is_refused(data, message, tmp_path):
         ({"ids": "name"}, r"ids \('name'\) must be"),
         ({"vocabulary": "test"}, r"vocabulary \('test'\) must be"),
         ({"days": 1}, r"days \(1\) must be in \[2, 100000\]"),
-        ({"days": 2**70}, r"days \(\d+\) must be in \[2, 100000\]"),
         ({"max_malformed": -1}, r"max_malformed \(-1\) must be at least 0"),
     ],
 )
@@ -181,13 +180,7 @@ def test_sample_of_80000_rows(tmp_path):
     result = prepare_criteo(SAMPLE / "train.txt.gz", tmp_path / "out", PrepareConfig(days=5, max_malformed=0))
     tokens = dict(zip(result.names, (n - 1 for n in result.cardinalities), strict=True))
     assert result.num_rows == 80_000
-    assert {c: tokens[c] for c in ("C3", "C12", "C21", "C16", "C4")} == {
-        "C3": 35_103,
-        "C12": 33_152,
-        "C21": 31_057,
-        "C16": 27_921,
-        "C4": 20_745,
-    }
+    assert tokens.items() >= {"C3": 35_103, "C12": 33_152, "C21": 31_057, "C16": 27_921, "C4": 20_745}.items()
     assert sum(len(column.unique()) for column in result.all.ids.T) == 200_024  # the missing value counts as one
     assert [len(result.split(s)) for s in ("train", "validation", "test")] == [64_000, 8_000, 8_000]
     assert round(100 * result.all.labels.double().mean().item(), 1) == 22.4
@@ -201,9 +194,7 @@ def test_sample_with_native_tokens_equals_the_oracle(tmp_path):
         lines = file.read().splitlines()
     assert len(lines) == 10_000
     result = prepare_criteo(SAMPLE / "native_head.txt.gz", tmp_path / "out", PrepareConfig(max_malformed=0))
-    expected = oracle(lines, PrepareConfig())
-    assert result.all.ids.tolist() == expected["ids"].tolist()
-    assert result.all.labels.tolist() == expected["labels"]
+    assert_prepared(result, lines)
     assert all(len(token) == 8 for name in result.names for token in result.vocabulary(name)[1:] if token is not None)
 
 

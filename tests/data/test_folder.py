@@ -90,9 +90,8 @@ def test_killed_at_any_moment_leaves_nothing_that_looks_finished_and_loses_nothi
 
 
 def test_result_does_not_depend_on_the_number_of_threads(tmp_path):
-    raw = raw_file(
-        tmp_path / "raw.txt", random_lines(2000, token=lambda rng: f"{int(rng.paretovariate(0.5)):08x}"[-8:])
-    )
+    lines = random_lines(2000, token=lambda rng: f"{int(rng.paretovariate(0.5)):08x}"[-8:])
+    raw = raw_file(tmp_path / "raw.txt", lines)
     code = (
         "import sys, polars; from quorem.data.criteo import prepare_criteo;"
         "prepare_criteo(*sys.argv[1:], block_bytes=50_000); print(polars.thread_pool_size())"
@@ -106,18 +105,6 @@ def test_result_does_not_depend_on_the_number_of_threads(tmp_path):
         output, error = run.communicate()
         assert (run.returncode, output.strip()) == (0, threads), error
     assert folder_bytes(tmp_path / "1") == folder_bytes(tmp_path / "2") == folder_bytes(tmp_path / "5")
-
-
-def test_failed_run_removes_what_it_wrote(tmp_path):
-    raw = raw_file(tmp_path / "raw.txt")
-
-    def interrupt(stage, done, rows):
-        if stage == "number":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare_criteo(raw, tmp_path / "out", progress=interrupt)
-    assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
 
 
 def test_what_someone_else_wrote_is_left_alone(tmp_path):

@@ -1,15 +1,19 @@
-"""The synthetic click log: frequencies, click rate, planted signal, reproducibility."""
+"""The synthetic click log: frequencies, click rate, planted signal, reproducibility; as a raw file it is the same."""
 
 import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import numpy as np
+import polars as pl
 import torch
 
+from quorem.data.config import PrepareConfig
+from quorem.data.criteo import prepare_criteo
 from quorem.data.raw import write_raw
 from quorem.data.shape import CARDINALITIES
 from quorem.data.synthetic import DEVIATIONS, ClickLog, _calibration, _hash, _normals, synthesize
+from quorem.data.table import prepare_table
 
 ROWS = 60_000
 SMALL = ClickLog(cardinalities=(400, 300, 50, 3, 2000, 1000, 7, 120))
@@ -109,11 +113,9 @@ def test_collisions_cost(collisions, drawn):
         bucket = torch.arange(len(main_effect)) % -(-len(main_effect) // collisions)
         count = torch.bincount(ids[:, f], minlength=len(main_effect)).double()
         total = torch.zeros(len(main_effect), dtype=torch.float64).index_add(0, bucket, count).clamp(min=1)
-        both = (main_effect, factor)
-        means = [torch.zeros_like(total).index_add(0, bucket, count * e) / total for e in both]
-        shared.append(
-            [mean[bucket][ids[:, f]] - e[ids[:, f]] for mean, e in zip(means, (main_effect, factor), strict=True)]
-        )
+        means = [torch.zeros_like(total).index_add(0, bucket, count * e) / total for e in (main_effect, factor)]
+        changes = zip(means, (main_effect, factor), strict=True)
+        shared.append([mean[bucket][ids[:, f]] - e[ids[:, f]] for mean, e in changes])
     tables = list(effects(SMALL))
     factor = torch.stack([tables[f][1][ids[:, f]] for f in range(8)]).double()
     blind = factor + torch.stack([s[1] for s in shared])
@@ -126,11 +128,9 @@ def test_collisions_cost(collisions, drawn):
 
 
 def test_synthesize_writes_prepared_data_with_its_best_loss(tmp_path):
-    data = synthesize(SMALL, 20_000, tmp_path / "out")
-    draw = SMALL.draw(0, 20_000)
-    assert torch.equal(data.all.ids, draw.batch.ids)
-    assert torch.equal(data.all.dense, draw.batch.dense)
-    assert torch.equal(data.all.labels, draw.batch.labels)
+    data, draw = synthesize(SMALL, 20_000, tmp_path / "out"), SMALL.draw(0, 20_000)
+    for part in ("ids", "dense", "labels"):
+        assert torch.equal(getattr(data.all, part), getattr(draw.batch, part)), part
     assert data.cardinalities == list(SMALL.cardinalities)
     for name, (start, stop) in data.meta.split.items():
         p = draw.probability[start:stop]
@@ -157,7 +157,6 @@ def test_all_real_cardinalities_are_reached():
     ("options", "message"),
     [
         ({"cardinalities": ()}, r"cardinalities \(\(\)\) must be one or more"),
-        ({"cardinalities": (0,)}, r"cardinalities \(\(0,\)\) must be one or more"),
         ({"cardinalities": (2**31,)}, "cardinalities"),
         ({"num_dense": -1}, r"num_dense \(-1\) must be at least 0"),
         ({"click_rate": 0.0}, r"click_rate \(0.0\) must be in \(0, 1\)"),
@@ -175,3 +174,29 @@ def test_wrong_ranges_are_refused(tmp_path):
     for write in (synthesize, write_raw):
         with pytest.raises(ValueError, match=r"num_rows \(0\) must be at least 1"):
             write(SMALL, 0, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["raw.txt", "raw.txt.gz", "log.csv", "log.csv.gz"])
+def test_what_is_written_prepares_to_the_same_log(name, tmp_path):
+    is_csv = ".csv" in name
+    log = ClickLog(cardinalities=(50, 400, 3), num_dense=2) if is_csv else ClickLog(cardinalities=(60,) * 26)
+    write_raw(log, 2000, tmp_path / name)
+    if is_csv:
+        columns = {"label": "click", "dense": ["I1", "I2"], "categorical": ["C1", "C2", "C3"]}
+        data = prepare_table(tmp_path / name, tmp_path / "out", **columns, config=PrepareConfig(transform="log"))
+    else:
+        data = prepare_criteo(tmp_path / name, tmp_path / "out")
+    draw = log.draw(0, 2000).batch
+    assert data.meta.malformed["count"] == 0
+    assert torch.equal(data.all.labels, draw.labels)
+    np.testing.assert_array_max_ulp(data.all.dense.numpy(), draw.dense.numpy(), maxulp=1)
+    for f, feature in enumerate(data.names):
+        tokens = np.array(["", *(f"c{k}" for k in range(1, log.cardinalities[f]))])
+        vocabulary = np.array([token or "" for token in data.vocabulary(feature)])
+        assert (vocabulary[data.all.ids[:, f]] == tokens[draw.ids[:, f]]).all()
+    text = pl.read_csv(tmp_path / name, separator="," if is_csv else "\t", has_header=is_csv)
+    numbers = text.select(text.columns[1 : 1 + log.num_dense])
+    assert 0.03 < np.mean([numbers[c].null_count() for c in numbers.columns]) / 2000 < 0.07
+    assert min(numbers[c].min() for c in numbers.columns) < 0
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write_raw(log, 10, tmp_path / name)

@@ -1,6 +1,7 @@
 """Blocks of quoted CSV text, against a reader that goes character by character."""
 
 import itertools
+from unittest.mock import patch
 
 import pytest
 
@@ -73,13 +74,10 @@ def read_row(text: str, at: int) -> tuple[list[str] | None, int]:
 
 def parsed(chunks: list[bytes], layout: TextLayout = LAYOUT) -> tuple[list[tuple[int, list[str]]], list[int]]:
     malformed, rows = Malformed("it", 10**6), []
-    module.SHOWN_LINES, shown = 10**6, module.SHOWN_LINES
-    try:
+    with patch.object(module, "SHOWN_LINES", 10**6):
         for part in parse([(data, 1.0) for data in chunks], layout, malformed):
             texts = [["" if value is None else value for value in row] for row in part.frame.rows()]
             rows += zip(part.numbers.tolist(), texts, strict=True)
-    finally:
-        module.SHOWN_LINES = shown
     return rows, sorted(line for line, _ in malformed.first)
 
 

@@ -5,11 +5,10 @@ import math
 import shlex
 
 import pytest
+from commands import invoke
 from runs_of_training import CARDINALITIES, small_log, small_run
-from typer.testing import CliRunner
 
 from quorem import models
-from quorem.cli import app
 from quorem.experiments.aggregate import aggregate, command_of, curve, without_seed
 from quorem.experiments.figures import Dataset, Figure, Made, Point, Result
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
@@ -21,17 +20,15 @@ from quorem.training.config import RunConfig
 from quorem.training.model import tables_of
 from quorem.training.run import RESULT_FORMAT
 
-DATA = Dataset(
-    name="log", path="log", identity="abc", rows={"train": 9}, cardinalities=list(CARDINALITIES), num_dense=3
-)
+DATA = Dataset(name="log", identity="abc", rows={"train": 9})
+SIZES = {"parameters": 7, "bytes": 28, "embedding_parameters": 5, "embedding_bytes": 20}
 
 
-def planned(axes=FIGURE4, optimizers=("adagrad", "amsgrad"), trials=2) -> Figure:
-    sizes = {"parameters": 7, "bytes": 28, "embedding_parameters": 5, "embedding_bytes": 20}
+def planned(optimizers=("adagrad", "amsgrad"), trials=2) -> Figure:
     config = without_seed(RunConfig(data="abc", optimizer=optimizers[0]))
-    point = Result(network="dlrm", series="mult", x=4, config=config, command="quorem train", **sizes)
+    point = Result(network="dlrm", series="mult", x=4, config=config, command="quorem train", **SIZES)
     made = Made(command="quorem reproduce figure4", data=DATA, trials=trials, optimizers=list(optimizers))
-    return Figure(axes=axes, made=made, points=[point])
+    return Figure(axes=FIGURE4, made=made, points=[point])
 
 
 def runs_of(figure: Figure) -> list[RunConfig]:
@@ -42,14 +39,7 @@ def finish(folder, config: RunConfig, validation: float, test: float, curve: dic
     out = folder / "runs" / config.key()
     out.mkdir(parents=True)
     result = {"validation": {"log_loss": validation}, "test": {"log_loss": test, "auc": test + 0.25}}
-    result |= {
-        "parameters": 7,
-        "bytes": 28,
-        "embedding_parameters": 5,
-        "embedding_bytes": 20,
-        "rows_per_second": 9.0,
-        "seconds": 2.0,
-    }
+    result |= {**SIZES, "rows_per_second": 9.0, "seconds": 2.0}
     result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee"}
     write_json(out / "result.json", {"format": RESULT_FORMAT, **result})
     lines = [{"step": step, "validation": {"log_loss": loss}} for step, loss in (curve or {}).items()]
@@ -103,16 +93,13 @@ def test_a_damaged_result_is_named(tmp_path, text):
         aggregate(made, tmp_path)
 
 
-def test_damaged_metrics_are_named(tmp_path):
+def test_one_validation_is_no_curve_and_damaged_metrics_are_named(tmp_path):
+    final = {"step": 5, "validation": {"log_loss": 0.5}, "test": {"log_loss": 0.5}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(sealed(final)) + "\n")
+    assert curve([tmp_path / "metrics.jsonl"]) == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "validation"')
     with pytest.raises(ValueError, match=r"metrics.jsonl is damaged"):
         curve([tmp_path / "metrics.jsonl"])
-
-
-def test_one_validation_is_no_curve(tmp_path):
-    final = {"step": 5, "validation": {"log_loss": 0.5}, "test": {"log_loss": 0.5}}
-    (tmp_path / "m").write_text(json.dumps(sealed(final)) + "\n")
-    assert curve([tmp_path / "m"]) == []
 
 
 def test_missing_and_failed_trials_are_counted(tmp_path):
@@ -142,21 +129,11 @@ def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path
 
 def test_the_command_of_a_run_trains_that_run(tmp_path, monkeypatch):
     log = small_log(tmp_path / "log", 500)
-    config = small_run(
-        log,
-        network="dcn",
-        scheme=QR(6, operation="concat", force=True),
-        threshold=20,
-        embedding_dim=8,
-        optimizer="amsgrad",
-        seed=3,
-        shuffle=True,
-        validate_every=7,
-        max_rows=99,
-        hidden=(8, 4),
-    )
+    scheme = QR(6, operation="concat", force=True)
+    options = {"network": "dcn", "threshold": 20, "embedding_dim": 8, "optimizer": "amsgrad", "seed": 3}
+    options |= {"shuffle": True, "validate_every": 7, "max_rows": 99, "hidden": (8, 4)}
+    config = small_run(log, scheme=scheme, **options)
     trained = []
     monkeypatch.setattr("quorem.cli.training.run", lambda config, *_, **__: trained.append(config))
-    done = CliRunner().invoke(app, shlex.split(command_of(config, str(log.path)))[1:])
-    assert done.exit_code == 0, done.output
+    invoke(*shlex.split(command_of(config, str(log.path)))[1:])
     assert trained == [config]

@@ -1,12 +1,16 @@
 """Each figure asks for what the paper describes, and runs that figures share are the same runs."""
 
 import pytest
+import torch
+from made_up_results import result
 
+from quorem import EmbeddingCollection, models
 from quorem.data.shape import CARDINALITIES
-from quorem.experiments.figures import Axes, Dataset, Figure, Made, Point, Result
+from quorem.experiments.figures import Axes, Dataset, Figure, Made, Point
 from quorem.experiments.paper_figures import FIGURES, Study
 from quorem.paper.schemes import QR, Full, Hash, Path
 from quorem.training.config import RunConfig
+from quorem.training.model import tables_of
 
 STUDY = Study(cardinalities=CARDINALITIES, num_rows=39_291_958)
 LOG = Dataset(name="log", identity="log", rows={"train": 9})
@@ -48,10 +52,7 @@ def test_settings_are_the_papers():
     path = {p.x: p.options for p in FIGURES["table1"].points(STUDY) if p.options["network"] == "dcn"}
     assert path[32]["scheme"] == Path(4, hidden=(32,), force=True) and path[32]["preset"] == "table1"
     assert FIGURES["figure7"].points(STUDY) == FIGURES["figure6"].points(STUDY)
-
-
-def test_the_papers_batch_and_width_are_the_defaults():
-    config = RunConfig(data="log", **FIGURES["figure5"].points(STUDY)[0].options)
+    config = RunConfig(data="log", **by_place["full", None])
     assert (config.batch_size, config.embedding_dim, config.epochs, config.lr) == (128, 16, 1, None)
 
 
@@ -65,15 +66,8 @@ def test_figures_share_runs():
     assert all(run.validate_every == 15349 for run in runs("figure4"))  # 20 times in 306,969 steps
 
 
-def result(**changes) -> Result:
-    values = {name: 0.5 for name in ("test_mean", "test_sd", "validation_mean", "validation_sd", "auc_mean", "auc_sd")}
-    values |= {"parameters": 10, "bytes": 40, "embedding_parameters": 8, "embedding_bytes": 32, "rows_per_second": 1.0}
-    values |= {"network": "dcn", "series": "mult", "x": 4, "optimizer": "adagrad", "trials": 2, "others": {}}
-    return Result(**values | {"config": {"scheme": {}}, "runs": ["a"], "command": "quorem train"} | changes)
-
-
 def test_figures_survive_their_files(tmp_path):
-    figure = Figure(axes=FIGURES["figure5"].axes, made=MADE, points=[result(), result(x=None, test_mean=None)])
+    figure = Figure(axes=FIGURES["figure5"].axes, made=MADE, points=[result(), result(x=None, loss=None)])
     figure.write(tmp_path / "f.json")
     assert Figure.read(tmp_path / "f.json") == figure
 
@@ -90,9 +84,8 @@ def test_other_files_are_refused(tmp_path, text):
     [({"data": "?"}, "point 'mult' must have runs on the data"), ({"data": "log", "epochs": 0}, "figure4: config")],
 )
 def test_a_figure_whose_points_could_not_be_trained_is_refused(config, match):
-    made = Made(command="x", data=LOG, optimizers=["adagrad"])
     with pytest.raises(ValueError, match=match):
-        Figure(axes=FIGURES["figure4"].axes, made=made, points=[]).runs(result(config=config))
+        Figure(axes=FIGURES["figure4"].axes, made=MADE, points=[]).runs(result(config=config))
 
 
 POINT, AXES = {"series": "mult", "x": 4, "options": {}}, {"name": "a", "title": "t", "x_label": "x"}
@@ -112,3 +105,20 @@ POINT, AXES = {"series": "mult", "x": 4, "options": {}}, {"name": "a", "title": 
 def test_points_and_axes_are_checked(cls, options, match):
     with pytest.raises(ValueError, match=match):
         cls(**options)
+
+
+PRINTED = {  # in the paper
+    "dcn": {16: 135_464_410, 32: 135_519_322, 64: 135_629_146, 128: 135_848_794},
+    "dlrm": {16: 135_581_537, 32: 135_636_449, 64: 135_746_273, 128: 135_965_921},
+}
+
+
+def test_all_eight_parameter_counts():
+    """Of table 1."""
+    counts: dict[str, dict[int, int]] = {"dcn": {}, "dlrm": {}}
+    for point in FIGURES["table1"].points(STUDY):
+        run = RunConfig(data="criteo", **point.options)
+        tables = EmbeddingCollection(tables_of(CARDINALITIES, run.scheme), device="meta")
+        model = models.build(run.network, tables, preset=run.preset, device=torch.device("meta"))
+        counts[run.network][point.x] = sum(p.numel() for p in model.parameters())
+    assert counts == PRINTED

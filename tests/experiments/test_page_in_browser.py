@@ -27,13 +27,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     curve = [[10 * k, 0.5 - 0.002 * k, 0.001] for k in range(1, 11)]
     curves = figure([result("mult", None, curve=curve)], name="figure4", title="Figure 4: curves", x="step")
     page([sweep(), curves], folder / "page.html")
-    sweep_of_own = figure(
-        [result(EVIL, 1), result("mult", 2, network="dlrm")],
-        name="my sweep",
-        title="Mine",
-        data=replace(DATA, name=EVIL, identity="2"),
-    )
-    page([sweep(("hash", "feature", "concat", "add", "mult")), sweep_of_own], folder / "two.html")
+    points, data = [result(EVIL, 1), result("mult", 2, network="dlrm")], replace(DATA, name=EVIL, identity="2")
+    own = figure(points, data, name="my sweep", title="Mine")
+    page([sweep(("hash", "feature", "concat", "add", "mult")), own], folder / "two.html")
     return folder
 
 
@@ -78,10 +74,8 @@ def heading(browser: Any, name: str) -> Any:
 def test_it_loads_from_a_file_and_draws_every_panel(opened):
     browser = opened()
     assert browser.execute_script("return location.protocol") == "file:"
-    drawn = [
-        len(box.find_elements(By.CSS_SELECTOR, "svg [data-series]"))
-        for box in browser.find_elements(By.CLASS_NAME, "plot")
-    ]
+    boxes = browser.find_elements(By.CLASS_NAME, "plot")
+    drawn = [len(box.find_elements(By.CSS_SELECTOR, "svg [data-series]")) for box in boxes]
     assert len(drawn) == 6 and all(drawn)  # trade-off and figure 6 of two networks, figure 4 of one and its whole
     assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
 
@@ -180,7 +174,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(opened, scheme):
     button = browser.find_element(By.ID, "theme")
     assert button.text == f"◐ {other.capitalize()} theme"
     before = browser.execute_script(ground), browser.execute_script(colour)
-    browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
+    button.send_keys(Keys.ENTER)
     assert browser.execute_script(theme) == other and browser.execute_script(ground) != before[0]
     wait(browser, colour + " !== arguments[0]", before[1])
     browser.refresh()

@@ -147,10 +147,7 @@ def test_stopping_saves_and_going_on_gives_the_same_result(log, tmp_path, monkey
     work(made)
     whole = made_of(log, tmp_path / "b", [config])
     work(whole)
-    one, other = (
-        json.loads((folder / "runs" / config.key() / "result.json").read_text())
-        for folder in (tmp_path / "a", tmp_path / "b")
-    )
+    one, other = (read_result(each.run(config) / "result.json") for each in (made, whole))
     assert one["test"] == other["test"] and one["validation"] == other["validation"]
 
 
@@ -184,14 +181,10 @@ def test_sweeps_of_any_number_of_processes_and_workers_and_after_a_kill_end_with
     out = again.communicate(timeout=300)
     assert again.returncode == 0, out
     assert {key: results(killed)[key] for key in before} == before, "what was finished is not trained again"
-    ends = [
-        {path.parent.name: read_result(path) for path in folder.glob("runs/*/result.json")}
-        for folder in (shared, killed)
-    ]
-    assert len(ends[0]) == 4 and ends[0].keys() == ends[1].keys() and trained_once(shared) and trained_once(killed)
-    for key in ends[0]:
-        assert ends[0][key]["test"] == ends[1][key]["test"]
-        assert ends[0][key]["threads"] == ends[1][key]["threads"] == 1
+    assert len(results(shared)) == len(results(killed)) == 4 and trained_once(shared) and trained_once(killed)
+    for key in results(killed):
+        one, other = (read_result(folder / "runs" / key / "result.json") for folder in (shared, killed))
+        assert one["test"] == other["test"] and one["threads"] == other["threads"] == 1
 
 
 DYING = """

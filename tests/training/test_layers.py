@@ -1,12 +1,11 @@
 """The compiled parts of a step, which a GPU runs, against torch's: loss, gradients, optimizer; here on the CPU."""
 
 import copy
-from functools import partial
 from typing import get_args
 
 import pytest
 import torch
-from runs_of_training import small_run
+from runs_of_training import TORCHS, small_run
 from torch import nn
 from torch.nn import functional as F
 
@@ -70,14 +69,7 @@ def test_the_captured_update_is_that_of_torch(log, optimizer):
     model[2].bias.requires_grad_(False)  # gets no gradient
     twin = copy.deepcopy(model)
     ours = dense_optimizer(small_run(log, optimizer=optimizer), list(model.parameters()))
-    truth = {
-        "sgd": torch.optim.SGD,
-        "adagrad": torch.optim.Adagrad,
-        "rowwise_adagrad": torch.optim.Adagrad,
-        "adam": torch.optim.Adam,
-        "amsgrad": partial(torch.optim.Adam, amsgrad=True),
-        "adamw": torch.optim.AdamW,
-    }[optimizer](twin.parameters())
+    truth = TORCHS[optimizer](twin.parameters())
     for _ in range(5):
         x = torch.randn(8, 5, dtype=torch.float64)
         for network, step in ((model, lambda: update_(ours)), (twin, truth.step)):

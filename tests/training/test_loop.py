@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import time
-from functools import partial
 
 import pytest
 import torch
-from runs_of_training import StopAt, assert_same_model, guess, lines, small_log, small_run
+from runs_of_training import TORCHS, StopAt, assert_same_model, guess, lines, small_log, small_run
 from torch.nn import functional as F
 
 import quorem
@@ -16,7 +15,7 @@ from quorem import models
 from quorem.modules.collection import EmbeddingCollection
 from quorem.training import feed as feed_module
 from quorem.training import loop, run
-from quorem.training.loop import Options, train, train_many
+from quorem.training.loop import train, train_many
 from quorem.training.metrics import Evaluation
 from quorem.training.model import build_model, tables_of
 
@@ -26,22 +25,10 @@ OPTIMIZERS = ["adagrad", "amsgrad"]
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "amsgrad", "adamw"])
 def test_training_is_torchs_own_loop_on_the_stored_tables(log, tmp_path, optimizer):
     """The same steps by torch.optim on the dense gradient of the same tables: equal to the rounding of float32."""
-    config = small_run(
-        log,
-        optimizer=optimizer,
-        scheme=quorem.QR(4, operation="add"),
-        max_rows=640,
-        lr=0.5 if optimizer == "sgd" else None,
-    )
+    options = {"optimizer": optimizer, "lr": 0.5 if optimizer == "sgd" else None}
+    config = small_run(log, scheme=quorem.QR(4, operation="add"), max_rows=640, **options)
     model = build_model(config, log)
-    truth = {
-        "sgd": torch.optim.SGD,
-        "adagrad": torch.optim.Adagrad,
-        "adam": torch.optim.Adam,
-        "amsgrad": partial(torch.optim.Adam, amsgrad=True),
-        "adamw": torch.optim.AdamW,
-    }
-    steps = truth[optimizer](model.parameters(), lr=config.learning_rate)
+    steps = TORCHS[optimizer](model.parameters(), lr=config.learning_rate)
     rows = log.split("train").rows(0, 640)
     for batch in rows.batches(64):
         steps.zero_grad()
@@ -81,9 +68,8 @@ def test_shuffled_epochs_take_every_row_once_in_orders_of_their_own(log):
     for order in orders:
         assert torch.equal(order.sort(0).values, rows.dense.sort(0).values)
     for skip in (1, half - 1, half, half + 3):
-        assert torch.equal(
-            torch.cat([b.ids for b in feed.training(config, skip)]), torch.cat([b.ids for b in batches[skip:]])
-        )
+        rest = torch.cat([b.ids for b in feed.training(config, skip)])
+        assert torch.equal(rest, torch.cat([b.ids for b in batches[skip:]]))
 
 
 @pytest.mark.parametrize("first", [0, 3, 51])
@@ -130,9 +116,8 @@ def test_metrics_are_logged(log, tmp_path):
     logged = lines(tmp_path / "run")
     assert [line["step"] for line in logged if "loss" in line] == list(range(100, steps + 1, 100))
     validated = [line for line in logged if "validation" in line]
-    assert [line["step"] for line in validated] == sorted(
-        {*range(80, steps, 80), *range(steps // 4, steps + 1, steps // 4)}
-    )
+    ends = range(steps // 4, steps + 1, steps // 4)  # of epochs
+    assert [line["step"] for line in validated] == sorted({*range(80, steps, 80), *ends})
     metrics = {"rows", "log_loss", "auc", "accuracy", "calibration"}
     assert all(line["validation"].keys() == metrics for line in validated)
     assert logged[-1].keys() == {"step", "validation", "test"}
@@ -147,14 +132,6 @@ def test_the_mean_loss_logged_is_that_of_the_steps(log):
             losses.append(F.binary_cross_entropy_with_logits(trial.logits(batch), batch.labels.float()).item())
         trial.step(batch)
     assert trial.mean_loss(2) == pytest.approx(sum(losses) / 2)
-
-
-def test_reports_come_and_end_at_the_last_step(log, monkeypatch):
-    monkeypatch.setattr(loop, "REPORT_SECONDS", 0)
-    seen = []
-    train(small_run(log, max_rows=640), log, options=Options(report=seen.append))
-    assert [status.step for status in seen] == list(range(1, 11))
-    assert all(status.steps == 10 and status.rows_per_second > 0 for status in seen)
 
 
 @pytest.mark.parametrize("scheme", [quorem.Full(), quorem.Hash(4), quorem.QR(4, operation="concat"), quorem.Path(4)])

@@ -55,10 +55,5 @@ def test_tables_at_or_under_the_threshold_stay_full(method, threshold):
 def test_concat_of_three_partitions_is_three_times_as_wide():
     scheme = quorem.GeneralizedQR(num_partitions=3, operation="concat")
     tables = tables_of((7, 1000), scheme, threshold=10, embedding_dim=4)
-    assert [table.embedding_dim for table in tables] == [12, 12]
+    assert [(table.name, table.embedding_dim) for table in tables] == [("C1", 12), ("C2", 12)]
     assert quorem.EmbeddingCollection(tables)(torch.tensor([[6, 999]])).shape == (1, 2, 12)
-
-
-def test_names_follow_the_features():
-    assert [t.name for t in tables_of((3, 4), quorem.Full())] == ["C1", "C2"]
-    assert [t.name for t in tables_of((3, 4), quorem.Full(), names=("user", "item"))] == ["user", "item"]

@@ -140,9 +140,8 @@ def test_marks_of_an_axis_have_units():
         (panel,) = drawing(figure(points, x_log=True, **axes)).axes
         panel.figure.draw_without_rendering()
         low, high = panel.get_xlim()
-        texts = [
-            t.get_text() for v, t in zip(panel.get_xticks(), panel.get_xticklabels(), strict=True) if low < v < high
-        ]
+        ticks = zip(panel.get_xticks(), panel.get_xticklabels(), strict=True)
+        texts = [label.get_text() for x, label in ticks if low < x < high]
         assert len(texts) > 2 and texts[-1].endswith(ending)
 
 
@@ -157,9 +156,8 @@ def test_a_point_at_zero_has_no_place_on_a_logarithmic_axis():
 
 def test_points_without_training_show_their_parameters_only():
     nothing = dict.fromkeys(("validation_mean", "validation_sd", "auc_mean", "auc_sd"))
-    counted = figure(
-        [result(loss=None, sd=None, trials=0, optimizer="", size=4000, **nothing)], y="parameters", y_log=True
-    )
+    untrained = result(loss=None, sd=None, trials=0, optimizer="", size=4000, **nothing)
+    counted = figure([untrained], y="parameters", y_log=True)
     (panel,) = drawing(counted).axes
     assert list(panel.lines[0].get_ydata()) == [1100] and panel.get_yscale() == "log"
     (text,) = abouts(figure_svgs(counted, styles(["mult"]))["dcn"])

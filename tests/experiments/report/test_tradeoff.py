@@ -50,11 +50,8 @@ def test_winners_at_each_size():
         result("add", 60, loss=0.4700, size=1_050, sd=0.0004),
     ]
     wins = winners(points)
-    assert [(w.power, w.low, w.high, w.best.series) for w in wins] == [
-        (0, 64_000, 64_000, "full"),
-        (-2, 13_000, 16_300, "mult"),
-        (-6, 1_000, 1_050, "add"),
-    ]
+    expected = [(0, 64_000, 64_000, "full"), (-2, 13_000, 16_300, "mult"), (-6, 1_000, 1_050, "add")]
+    assert [(w.power, w.low, w.high, w.best.series) for w in wins] == expected
     assert [w.second and w.second.series for w in wins] == [None, "hash", "hash"]
     assert is_clear(wins[1].best, wins[1].second) is True
     assert is_clear(wins[2].best, wins[2].second) is False  # 0.0005 apart, deviations of 0.0006 together
