@@ -4,16 +4,13 @@ On a GPU where there is one, in Triton's interpreter elsewhere: ``TRITON_INTERPR
 imported. The interpreter is slow, so it sees smaller batches.
 """
 
-from dataclasses import replace
-from typing import Any
-
 import torch
 import torch.nn.functional as F
+from row_rules import fresh_rule
 from torch import Tensor
 
 import quorem
 from quorem import QR, HotCold, Pool, Table, partitions
-from quorem.ops import replay, state
 from quorem.ops.layout import LIMIT
 from quorem.ops.rows import IdBatch
 from quorem.ops.state import RowRule
@@ -119,36 +116,21 @@ def jagged(module: quorem.EmbeddingCollection, b: int, weighted: bool = False, m
     return IdBatch(values, offsets, weights, mean)
 
 
+def no_ids(module: quorem.EmbeddingCollection) -> tuple[IdBatch, IdBatch]:
+    """A batch of no single ids, and one of three empty bags of each feature."""
+    features = len(limits(module))
+    ids = torch.empty(0, features, dtype=torch.int64, device=DEVICE)
+    offsets = torch.zeros(3 * features + 1, dtype=torch.int64, device=DEVICE)
+    return IdBatch(ids), IdBatch(ids.flatten(), offsets, mean=True)
+
+
 def gradient(module: quorem.EmbeddingCollection, b: int) -> Tensor:
     return torch.randn(b, len(module.layout.slots), module.stored.shape[1], device=DEVICE).to(module.stored.dtype)
 
 
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64, device=DEVICE)
-
-
 def row_rule(name: str, stored: Tensor, lr: float = 0.1, seed: int | None = None) -> RowRule:
-    """A rule before its first step."""
-    return RowRule(name, *reversed(_state_of(name, stored)), scalar(lr), seed)
-
-
-def _state_of(name: str, stored: Tensor) -> tuple[Any, Any]:
-    step = torch.zeros((), dtype=torch.int64, device=DEVICE)
-    if name == "sgd":
-        return state.SGDState(step), ()
-    if name == "adagrad":
-        return state.AdagradState(torch.rand_like(stored) * 0.1, step), state.AdagradConstants(0.01, 1e-10)
-    if name == "rowwise_adagrad":
-        total, extents = torch.rand(len(stored), device=DEVICE).to(stored.dtype), torch.tensor([[0, 1]], device=DEVICE)
-        return state.RowWiseAdagradState(total, step, extents), state.AdagradConstants(0.0, 1e-10)
-    amsgrad = name == "amsgrad"
-    constants = replay.adam_constants(0.9, 0.999, 1e-8, stored.dtype, amsgrad)
-    zeros = [torch.zeros_like(stored) for _ in range(2 + amsgrad)]
-    last = torch.zeros(len(stored), dtype=torch.int32, device=DEVICE)
-    history = replay.empty_history(stored.device, constants, stored.dtype)
-    return state.AdamState(*zeros[:2], last, step, *history, *zeros[2:]), constants
-
-
-def copied(rule: RowRule) -> RowRule:
-    """The rule with a state of its own."""
-    return replace(rule, state=type(rule.state)(*(t if t is None else t.clone() for t in rule.state)))
+    """A rule before its first step; sums of squares are there already."""
+    rule = fresh_rule(name, stored, lr, seed, **{"lr_decay": 0.01} if name == "adagrad" else {})
+    if "sum" in rule.state._fields:
+        rule.state.sum.uniform_(0, 0.1)
+    return rule

@@ -1,17 +1,17 @@
 """What the tests of the fused CPU kernels share: tables of many schemes, batches for them, kernels beside the truth."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
+from row_rules import fresh_rule
 from torch import Tensor
 
 from quorem import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Hash, HotCold, Pool, Scheme
-from quorem.ops import cpu, replay, state
+from quorem.ops import cpu, state
 from quorem.ops.declare import TRUTHS
 from quorem.ops.gradients import dense_gradient
 from quorem.ops.layout import build
-from quorem.ops.rows import IdBatch, accumulator
+from quorem.ops.rows import IdBatch
 from quorem.ops.state import RowRule
 from quorem.paper.partitions import ExplicitPartition, Partition
 from quorem.paper.schemes.frequency import rank
@@ -134,34 +134,17 @@ def check(case: Case, batch: IdBatch) -> None:
 
 # The rules with fused versions.
 RULES = tuple(rule for rule in state.RULES if rule != "adamw")
-LR = torch.tensor(0.05, dtype=torch.float64)
+LR = 0.05
 
 
 def fresh(
-    rule: str, case: Case, betas: tuple[float, float] = (0.9, 0.99), lr: Tensor = LR, seed: Any = None
+    name: str, case: Case, betas: tuple[float, float] = (0.9, 0.99), lr: float = LR, seed: int | None = None
 ) -> RowRule:
     """A rule before its first step."""
-    return RowRule(rule, *reversed(_state_of(rule, case, betas)), lr, seed)
-
-
-def copied(rule: RowRule) -> RowRule:
-    """The rule with a state of its own."""
-    return replace(rule, state=type(rule.state)(*(t if t is None else t.clone() for t in rule.state)))
-
-
-def _state_of(rule: str, case: Case, betas: tuple[float, float]) -> tuple[Any, Any]:
-    stored = case.stored
-    step, averages = torch.tensor(0), [torch.zeros(stored.shape, dtype=accumulator(stored)) for _ in range(3)]
-    largest = averages[2] if "amsgrad" in rule else None
-    if rule == "sgd":
-        return state.SGDState(torch.tensor(0)), ()
-    if rule == "adagrad":
-        return state.AdagradState(averages[0], step), state.AdagradConstants(0.01, 1e-10)
-    if rule == "rowwise_adagrad":
+    options = {"betas": betas} if state.RULES[name].lags else {"lr_decay": 0.01} if name != "sgd" else {}
+    rule = fresh_rule(name, case.stored, lr, seed, **options)
+    if name == "rowwise_adagrad":
         tables = [*case.storage.extents, *(pool.extents for pool in case.storage.pools.values())]
         extents = torch.tensor([[e.base, e.pitch] for table in tables for e in table])
-        return state.RowWiseAdagradState(averages[0][:, 0].clone(), step, extents), state.AdagradConstants(0.01, 1e-10)
-    constants = replay.adam_constants(*betas, 1e-8, stored.dtype, rule == "amsgrad")
-    last = torch.zeros(len(stored), dtype=torch.int32)
-    history = replay.empty_history(stored.device, constants, stored.dtype)
-    return state.AdamState(*averages[:2], last, step, *history, largest), constants
+        rule.state = rule.state._replace(extents=extents)
+    return rule

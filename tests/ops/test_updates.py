@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -49,22 +50,16 @@ def test_threads_that_read_move_each_row_once(name, way):
         module, alone = lagging(name, way)[0], lagging(name, way)[0]
         draw = torch.Generator().manual_seed(seed)
         ids = torch.stack([torch.randint(0, n, (2000,), generator=draw) for n in SIZES], 1)
-        barrier, outputs = threading.Barrier(4), [torch.empty(0)] * 4
+        barrier = threading.Barrier(4)
 
         @torch.no_grad()
-        def read(i, module=module, ids=ids, barrier=barrier, outputs=outputs):
+        def read(i, module=module, ids=ids, barrier=barrier):
             barrier.wait()
-            outputs[i] = module(ids) if i % 2 else tables_at(module, ids)
+            return module(ids) if i % 2 else tables_at(module, ids)
 
-        threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with torch.no_grad():
-            expected = alone(ids)
-        for out in outputs:
-            assert torch.equal(out, expected)
+        with ThreadPoolExecutor(4) as pool, torch.no_grad():
+            outputs, expected = list(pool.map(read, range(4))), alone(ids)
+        assert all(torch.equal(out, expected) for out in outputs)
         alone.updates.flush_()
         assert torch.equal(module.stored, alone.stored)
 
@@ -78,30 +73,24 @@ def test_a_thread_that_evaluates_does_not_disturb_one_that_trains(name, way):
     kind, rate = CLASSES[name], RATES[name]
     ours = kind(module.parameters(), lr=rate) if way == "sparse" else optim.apply_in_backward(module, kind, lr=rate)
     theirs = oracle(name, dense, rate)
-    done, failures = threading.Event(), []
+    done = threading.Event()
 
     @torch.no_grad()
     def evaluate(seed):
         draw = torch.Generator().manual_seed(seed)
         while not done.is_set():
-            try:
-                module(torch.stack([torch.randint(0, n, (50,), generator=draw) for n in SIZES], 1))
-                module.to_dense() if seed else module.stored.detach().clone()
-            except Exception as error:
-                failures.append(error)
-                return
+            module(torch.stack([torch.randint(0, n, (50,), generator=draw) for n in SIZES], 1))
+            module.to_dense() if seed else module.stored.detach().clone()
 
-    threads = [threading.Thread(target=evaluate, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        run(module, ours, 40)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        evaluations = [pool.submit(evaluate, seed) for seed in range(2)]
+        try:
+            run(module, ours, 40)
+        finally:
+            done.set()
+    for evaluation in evaluations:
+        evaluation.result()  # raises what the thread has raised
     run(dense, theirs, 40)
-    assert not failures
     torch.testing.assert_close(module.stored, dense.stored, rtol=0, atol=1e-10)
 
 

@@ -65,7 +65,8 @@ def call(name: str, *args: Any, eager: bool | None = None, **options: Any) -> An
     if device is None and name in TORCH_OPS:
         flat: list[Any] = []
         if (invalid := options.pop("invalid", None)) is not None:  # ``lookup`` writes into no argument of torch's op
-            call("count_invalid_", args[0], invalid, args[2])
+            batch, _, layout = args
+            call("count_invalid_", batch, invalid, layout)
         for arg in args:
             if isinstance(arg, IdBatch):
                 flat.extend([arg.ids, arg.offsets, arg.sample_weights])

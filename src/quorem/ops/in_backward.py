@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -163,18 +164,16 @@ def _refuse_create_graph() -> None:
 
 
 def _mean_of_replicas(rows: Tensor, values: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """Rows ``[N]`` and gradients ``[N, W]`` of all replicas, one after another, each as its share of the mean."""
-    replicas = dist.get_world_size(group)
-    counts = [torch.empty(1, dtype=torch.int64, device=rows.device) for _ in range(replicas)]
-    dist.all_gather(counts, counts[0].new_tensor([len(rows)]), group)
-    lengths = [int(count) for count in counts]
-    return _gathered(rows, lengths, group), _gathered(values / replicas, lengths, group)
+    """Rows ``[N]`` and gradients ``[N, W]`` of all replicas, one after another, each as its share of the mean.
 
-
-def _gathered(tensor: Tensor, lengths: list[int], group: Any) -> Tensor:
-    """The tensors of all replicas end to end; all exchange as many rows as the longest has."""
-    padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
-    padded[: len(tensor)] = tensor
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded, group)
-    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+    Every replica sends as many as the one with the most has: rows of -1, which no step moves, fill up the others.
+    """
+    replicas, most = dist.get_world_size(group), rows.new_tensor(len(rows))
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    missing = int(most) - len(rows)
+    gathered = []
+    for own in (F.pad(rows, (0, missing), value=-1), F.pad(values / replicas, (0, 0, 0, missing))):
+        parts = [torch.empty_like(own) for _ in range(replicas)]
+        dist.all_gather(parts, own, group)
+        gathered.append(torch.cat(parts))
+    return gathered[0], gathered[1]

@@ -272,10 +272,6 @@ def _parts(
     for group in [composed] if together else [[part] for part in composed]:
         for unit in range((group or own)[0][PITCH]):
             # An id's own row is as wide as all slots of the table together: slot i reads its i-th unit.
-            parts.append([_unit(part, len(parts)) for part in own] + [_unit(part, unit) for part in group])
+            of_units = [(part, len(parts)) for part in own] + [(part, unit) for part in group]
+            parts.append([[*part[:BASE], part[BASE] + unit, *part[PITCH:]] for part, unit in of_units])
     return parts
-
-
-def _unit(part: list[int], unit: int) -> list[int]:
-    """A row of ``parts`` for the ``unit``-th of the ``pitch`` rows of ``stored`` that make up a row of the table."""
-    return [*part[:BASE], part[BASE] + unit, *part[PITCH:]]

@@ -131,7 +131,6 @@ RULES: dict[str, Rule] = {
     "amsgrad": Rule("adam", AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
     "adamw": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True, fused=False),
 }
-CATCHES_UP = tuple(name for name, rule in RULES.items() if rule.lags)
 
 
 def check_state_dtype(optimizer: str, row_dtype: torch.dtype, state_dtype: StateDtype) -> None:

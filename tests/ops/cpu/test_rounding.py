@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from kernel_cases import HOT_COLD, RULES, Case, copied, fresh, fused, same, truth
+from kernel_cases import HOT_COLD, RULES, Case, fresh, fused, same, truth
+from row_rules import copied
 
 from quorem import Full
 from quorem.ops import rounding
 from quorem.ops.rows import IdBatch
-from quorem.ops.state import CATCHES_UP, AdagradState
+from quorem.ops.state import AdagradState
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -21,7 +22,7 @@ def test_every_kind_of_number_is_rounded_by_the_same_bits(width, dtype):
     numbers = torch.randn(4000, width) * 2.0 ** torch.randint(-45, 25, (4000, width))
     numbers[:3, 0] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     seed = 2**40 + 77
-    rule = fresh("sgd", case, lr=torch.tensor(1.0, dtype=torch.float64), seed=seed)
+    rule = fresh("sgd", case, lr=1.0, seed=seed)
     rule.state.step.fill_(2**33 + 5)
     fused("rows_update_", torch.arange(4000), -numbers, case.stored, rule)
     bits = rounding.random_bits(torch.arange(4000), width, rounding.Rounding(seed, torch.tensor(2**33 + 5)))
@@ -41,10 +42,10 @@ def test_rules_round_as_the_truth_does(name):
             ids = torch.randint(0, 60, (1, 6)).expand(3, 6).clone()
             ids[1:] = -1 if step % 2 else 60 - ids[1:].clamp(min=1)
             ids[2] = -1  # no row is read twice
-            if name in CATCHES_UP:
+            if rule.entry.lags:
                 run("catch_up_", IdBatch(ids), stored, case.layout, rule)
             run("update_", case.grad(3), IdBatch(ids), stored, case.layout, rule)
-        if name in CATCHES_UP:
+        if rule.entry.lags:
             run("rows_catch_up_", None, stored, rule)
         runs.append(stored)
     moved = (runs[0] != case.stored).sum()

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, MIX, RULES, Case, copied, fresh, fused, same, truth
+from kernel_cases import HOT_COLD, HOT_COLD_FEATURES, MIX, RULES, Case, fresh, fused, same, truth
+from row_rules import copied
 
 from quorem import QR
 from quorem.ops import state
@@ -73,6 +74,6 @@ def test_updates_take_gradients_from_stored_as_it_was():
     case = Case([(QR(2, operation="mult", force=True), 4, None)], width=1)
     case.stored[:] = torch.tensor([[2.0], [3.0], [5.0], [7.0]])  # remainder 0, 1; quotient 0, 1
     ids, grad = torch.tensor([[0], [0], [3]]), torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1)
-    rule = fresh("sgd", case, lr=torch.tensor(1.0, dtype=torch.float64))
+    rule = fresh("sgd", case, lr=1.0)
     fused("update_", grad, IdBatch(ids), case.stored, case.layout, rule)
     assert case.stored.flatten().tolist() == [2 - 11 * 5, 3 - 100 * 7, 5 - 11 * 2, 7 - 100 * 3]

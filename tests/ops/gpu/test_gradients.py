@@ -13,6 +13,7 @@ from gpu_cases import (
     collection,
     gradient,
     jagged,
+    no_ids,
     row_rule,
 )
 
@@ -102,12 +103,8 @@ def test_the_default_device_does_not_matter() -> None:
 
 def test_empty_batches() -> None:
     module = collection(4)
-    stored, features = module.stored.detach(), len(module.specs)
-    none = torch.empty(0, features, dtype=torch.int64, device=DEVICE)
-    assert not gradients.backward(gradient(module, 0), IdBatch(none), stored, module.layout).any()
-    offsets = torch.zeros(features * 3 + 1, dtype=torch.int64, device=DEVICE)
-    bags = IdBatch(none.flatten(), offsets, mean=True)
-    assert not gradients.backward(gradient(module, 3), bags, stored, module.layout).any()
+    for ids, size in zip(no_ids(module), (0, 3), strict=True):
+        assert not gradients.backward(gradient(module, size), ids, module.stored.detach(), module.layout).any()
 
 
 def test_deterministic_mode_and_wide_rows_are_left_to_the_truth() -> None:

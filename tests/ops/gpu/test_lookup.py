@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_cases import CUDA, DEVICE, FREQUENCY, PLAIN, SHAPES, assert_close, batch, collection, jagged
+from gpu_cases import CUDA, DEVICE, FREQUENCY, PLAIN, SHAPES, assert_close, batch, collection, gradient, jagged, no_ids
 
 import quorem
 from quorem.ops import lookup as truth
@@ -94,9 +94,9 @@ def test_rows_of_fewer_bits(kind: str, d: int, bits: int, dtype: torch.dtype) ->
     stored, layout, width = module.stored.detach(), module.layout, module.width
     ids, bags = batch(module, 20), jagged(module, 5, mean=True)
     options = {"width": width, "bits": bits, "dtype": dtype}
-    count = torch.zeros((), dtype=torch.int64, device=DEVICE)
-    out = lookup.lookup(IdBatch(ids), stored, layout, count, **options)
-    assert int(count) == 1 and torch.equal(lookup.lookup(IdBatch(ids), stored, layout, **options), out)
+    invalid = count()
+    out = lookup.lookup(IdBatch(ids), stored, layout, invalid, **options)
+    assert int(invalid) == 1 and torch.equal(lookup.lookup(IdBatch(ids), stored, layout, **options), out)
     expected = truth.compose(lookup_reads(ids, layout), stored, width=width, bits=bits)
     assert out.dtype == dtype
     assert_close(out, expected, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32, "lookup")
@@ -107,24 +107,17 @@ def test_rows_of_fewer_bits(kind: str, d: int, bits: int, dtype: torch.dtype) ->
 
 def test_empty_batches() -> None:
     module = collection(4)
-    stored, features = module.stored.detach(), len(module.specs)
-    none = torch.empty(0, features, dtype=torch.int64, device=DEVICE)
-    assert lookup.lookup(IdBatch(none), stored, module.layout).shape == (0, len(module.layout.slots), stored.shape[1])
-    offsets = torch.zeros(features * 3 + 1, dtype=torch.int64, device=DEVICE)
-    assert not lookup.lookup(IdBatch(none.flatten(), offsets, mean=True), stored, module.layout).any()
+    for ids, size in zip(no_ids(module), (0, 3), strict=True):
+        out = lookup.lookup(ids, module.stored.detach(), module.layout)
+        assert out.shape == gradient(module, size).shape and not out.any()
 
 
 def test_invalid_ids_are_counted() -> None:
     module = collection(4)
-    ids, stored = batch(module, 20), module.stored.detach()
+    ids, bags = batch(module, 20), jagged(module, 6)
     ids[3, 0], ids[4, 1], ids[5, 1] = 1000, -7, 2**40
-    alone, with_lookup, jagged_count = count(), count(), count()
-    lookup.count_invalid_(IdBatch(ids), alone, module.layout)
-    assert int(alone) == 4  # and the -1 that ``batch`` plants
-    out = lookup.lookup(IdBatch(ids), stored, module.layout, with_lookup)
-    assert int(with_lookup) == 4
-    torch.testing.assert_close(out, truth.lookup(IdBatch(ids), stored, module.layout, count()))
-    bags = jagged(module, 6)
     bags.ids[0] = 10**6
-    lookup.count_invalid_(bags, jagged_count, module.layout)
-    assert int(jagged_count) == 1
+    for each, wrong in ((IdBatch(ids), 4), (bags, 1)):  # of single ids one more is the -1 that ``batch`` plants
+        total = count()
+        lookup.count_invalid_(each, total, module.layout)
+        assert int(total) == wrong

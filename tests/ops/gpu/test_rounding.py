@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_cases import CUDA, DEVICE, collection, copied, gradient, row_rule
+from gpu_cases import CUDA, DEVICE, collection, gradient, row_rule
+from row_rules import copied
 
 from quorem.ops import rules as truth
 from quorem.ops.rounding import log8_numbers

@@ -2,24 +2,14 @@
 
 import pytest
 import torch
-from gpu_cases import (
-    CUDA,
-    DEVICE,
-    FREQUENCY,
-    assert_close,
-    batch,
-    collection,
-    copied,
-    gradient,
-    jagged,
-    row_rule,
-)
+from gpu_cases import CUDA, DEVICE, FREQUENCY, assert_close, batch, collection, gradient, jagged, no_ids, row_rule
+from row_rules import copied
 
 from quorem.ops import replay as truth_replay
 from quorem.ops import rules as truth
 from quorem.ops.layout import PITCH
 from quorem.ops.rows import IdBatch
-from quorem.ops.state import CATCHES_UP, NODE_COLUMN
+from quorem.ops.state import NODE_COLUMN
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -70,26 +60,26 @@ def test_steps(rule: str, dtype: torch.dtype, names: str, bags: bool) -> None:
     fused_rule = row_rule(rule, fused, lr=0.05)
     if closed:
         fused_rule.constants = fused_rule.constants._replace(settled=0.0)  # from the first step on
-    plain_rule = copied(fused_rule)
+    plain_rule, lags = copied(fused_rule), fused_rule.entry.lags
     for step, b in enumerate((300, 40, 5, 7, 300, 300) if CUDA else (12, 4) if names else (9, 9, 9)):
-        if step == 2 and rule in CATCHES_UP:  # as if a plain step had come between
+        if step == 2 and lags:  # as if a plain step had come between
             for each in (fused_rule, plain_rule):
                 truth_replay.advance_(each.lr * 2, each.state, each.constants)
         grad = gradient(module, b)
         ids = jagged(module, b, weighted=True, mean=True) if bags else IdBatch(batch(module, b))
-        if rule in CATCHES_UP:
+        if lags:
             replay.catch_up_(ids, fused, layout, fused_rule)
             truth_replay.catch_up_(ids, plain, layout, plain_rule)
         rules.update_(grad, ids, fused, layout, fused_rule)
         truth.update_(grad, ids, plain, layout, plain_rule)
-    if rule in CATCHES_UP:  # the rows whose turn it was differ: bring all of them up to date
+    if lags:  # the rows whose turn it was differ: bring all of them up to date
         truth_replay.rows_catch_up_(None, fused, fused_rule)
         truth_replay.rows_catch_up_(None, plain, plain_rule)
     assert_close(fused - start, plain - start, dtype, "change of stored", slack=20)
     for name, tensor, true in zip(fused_rule.state._fields, fused_rule.state, plain_rule.state, strict=True):
         if tensor is not None and tensor.is_floating_point() and tensor.numel():
             assert_close(tensor, true, dtype, name, slack=20)
-        elif tensor is not None and rule not in CATCHES_UP:
+        elif tensor is not None and not lags:
             assert torch.equal(tensor, true), name
     assert (places.claims_of(fused, 0).place == places.UNCLAIMED).all()
 
@@ -120,11 +110,12 @@ def test_nodes_are_those_of_the_moments() -> None:
     assert_close(nodes, truth_replay.nodes(moments, since, rule.constants, True), torch.float32, "nodes")
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "amsgrad"])
-def test_a_step_without_ids_counts(name: str) -> None:
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_without_ids_is_left_to_the_truth_and_counts(name: str) -> None:
     module = collection(4)
     stored = module.stored.detach().clone()
     rule = row_rule(name, stored)
-    none = torch.empty(0, len(module.specs), dtype=torch.int64, device=DEVICE)
-    rules.update_(gradient(module, 0), IdBatch(none), stored, module.layout, rule)
+    inputs = (gradient(module, 0), no_ids(module)[0], stored, module.layout, rule)
+    assert rules.update_(*inputs) is NotImplemented
+    truth.update_(*inputs)
     assert torch.equal(stored, module.stored) and int(rule.state.step) == 1

@@ -20,13 +20,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
     from . import gradients, lookup, projection, replay, rules
 
     ops: tuple[Callable[..., Any], ...] = (
-        lookup.lookup,
-        lookup.count_invalid_,
-        gradients.backward,
-        gradients.sample_weights_backward,
-        rules.update_,
-        replay.catch_up_,
-        projection.project,
-        projection.project_backward,
+        *(lookup.lookup, lookup.count_invalid_, gradients.backward, gradients.sample_weights_backward),
+        *(rules.update_, replay.catch_up_, projection.project, projection.project_backward),
     )
     return {op.__name__: op for op in ops}

@@ -69,8 +69,7 @@ def backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout) -> An
         columns = power_of_2(width)
         block = max(1, 1024 // columns)
         ids = DeviceBatch.of(batch, len(layout.spans))
-        sums, places = sum_by_row(grad.contiguous(), ids, stored, host, batch.mean)
-        runs = places.runs(block)
+        sums, runs = sum_by_row(grad.contiguous(), ids, stored, host, batch.mean, block)
         launch(dense_kernel, (runs.direct + runs.claiming,), sums, dense, runs, W=width, T=block, C=columns)
     return dense
 

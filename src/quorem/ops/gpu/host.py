@@ -56,18 +56,23 @@ class HostLayout:
 _host_layouts = PerTensor()  # layout.parts -> HostLayout
 
 
-def host_layout(layout: Layout) -> HostLayout:
-    """The host's copy of a layout, cached; the first call checks the layout, and waits for the GPU."""
-    known: HostLayout | None = _host_layouts.get(layout.parts)
-    if known is None:
-        known = _host_layouts.set(layout.parts, _read(layout))
-    return known
+def host_layout(layout: Layout, stored_rows: int | None = None) -> HostLayout:
+    """The host's copy of a layout, cached; the first call checks the layout, and waits for the GPU.
+
+    ValueError if ids would read rows that ``stored``, which has ``stored_rows``, does not have.
+    """
+    host: HostLayout | None = _host_layouts.get(layout.parts)
+    if host is None:
+        host = _host_layouts.set(layout.parts, _read(layout))
+    if stored_rows is not None:
+        check_rows(stored_rows, host.num_rows)
+    return host
 
 
 def fused_layout(
     stored: Tensor, layout: Layout, *, whole_rows: bool = False, any_order: bool = False
 ) -> HostLayout | None:
-    """``checked_rows``; None if the kernels do not support the rows, so that the plain reference must run.
+    """``host_layout``; None if the kernels do not support the rows, so that the plain reference must run.
 
     With ``whole_rows`` a program handles whole rows, so that their width is limited. With ``any_order`` sums are taken
     in any order, which PyTorch's deterministic mode forbids.
@@ -76,14 +81,7 @@ def fused_layout(
         return None
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
-    return checked_rows(len(stored), layout)
-
-
-def checked_rows(stored_rows: int, layout: Layout) -> HostLayout:
-    """The host's copy of a layout; ValueError if ids would read rows that ``stored`` does not have."""
-    host = host_layout(layout)
-    check_rows(stored_rows, host.num_rows)
-    return host
+    return host_layout(layout, len(stored))
 
 
 def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = None) -> None:

@@ -29,10 +29,8 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
 
     Args:
         kernel: a ``triton.jit`` function whose constants come after all its other arguments.
-        grid: up to three sizes.
         arguments: tensors on one device, integers, floats, None, or tuples of these; of at least two if tensors among
             them change from call to call. The first is a tensor, or a tuple that begins with one.
-        num_warps: warps of a program.
         constants: ``tl.constexpr`` arguments, in the kernel's order.
     """
     first = arguments[0]

@@ -13,7 +13,7 @@ from ..rows import IdBatch
 from ..state import present
 from . import rows as index
 from .codes import StoredRows, numbers_at, stored_rows
-from .host import HostLayout, checked_rows, host_layout
+from .host import HostLayout, host_layout
 from .launch import cdiv, launch, planned, power_of_2
 from .rows import FEATURE, LIMIT, OPERATION, PADDING, PRODUCT, SLOT_COLUMNS, DeviceBatch
 
@@ -135,7 +135,7 @@ def lookup(batch: IdBatch, stored: Tensor, layout: Layout, invalid: Tensor | Non
     rows = stored_rows(stored, **options)
     if rows is None:
         return NotImplemented
-    host = checked_rows(num_stored(stored, rows.width) if rows.bits else len(stored), layout)
+    host = host_layout(layout, num_stored(stored, rows.width) if rows.bits else len(stored))
     return _vectors(batch.ids, rows, host, invalid) if batch.offsets is None else _pooled(batch, rows, host)
 
 

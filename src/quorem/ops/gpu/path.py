@@ -180,14 +180,7 @@ def transformed(
 ) -> Tensor:
     """The vectors ``[B, M, D]`` of M features, each through the network that its id in ``ids`` ``[B, F]`` selects.
 
-    Args:
-        vectors: the rows of the first partition.
-        ids: the ids of all features.
-        layers: weight ``[G, in, out]`` and bias ``[G, out]`` of one or two layers.
-        slots: ``[M, columns]``, by which networks are found as ``ops.layout`` finds rows.
-        parts: ``[M, 1, columns]``.
-        networks: the most of one feature.
-        activation: ``"relu"`` or ``"sigmoid"``.
+    ``layers`` are weight ``[G, in, out]`` and bias ``[G, out]`` of one or two; no feature has more than ``networks``.
     """
     out: Tensor = _Path.apply(vectors, ids, slots, parts, networks, activation == "sigmoid", *layers)
     return out
@@ -195,17 +188,9 @@ def transformed(
 
 class _Path(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        vectors: Tensor,
-        ids: Tensor,
-        slots: Tensor,
-        parts: Tensor,
-        networks: int,
-        sigmoid: bool,
-        *layers: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         """Two launches, and a memset if a feature has more ids than one program lists."""
+        vectors, ids, slots, parts, networks, sigmoid, *layers = inputs
         vectors, ids = vectors.contiguous(), ids.contiguous()
         out, b, members, sizes = torch.empty_like(vectors), len(ids), len(slots), _sizes(layers, networks)
         tile = power_of_2(max(b, 32))

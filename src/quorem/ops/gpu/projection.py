@@ -7,6 +7,7 @@ the compiler reads and writes U numbers at once. A kernel that also composes the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import gcd
 from typing import Any
 
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..pieces import Pieces
 from .launch import cdiv, launch, power_of_2
 
 START, WIDTH, COLUMN, DIM, MATRIX, PLACE = map(tl.constexpr, range(6))  # columns of a table of pieces
@@ -133,10 +135,10 @@ def project_backward_kernel(
         tl.store(share_of, total, mask=weighted)
 
 
-def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor]) -> Any:
+def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Any:
     """``ops.projection.projected`` in one launch."""
     composed = composed.contiguous()
-    out = composed.new_empty(len(composed), sum(piece.dim for piece in pieces))
+    out = composed.new_empty(len(composed), pieces.num_columns)
     tiles = _tiles(pieces, matrices, composed, out)
     if tiles is None:
         return NotImplemented
@@ -150,14 +152,14 @@ def project(composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor])
     return out
 
 
-def project_backward(grad: Tensor, composed: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor]) -> Any:
+def project_backward(grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Any:
     """The gradients of ``composed`` and of each matrix, in one launch and a sum."""
     grad, composed, of_composed = grad.contiguous(), composed.contiguous(), torch.empty_like(composed)
     tiles = _tiles(pieces, matrices, composed, grad)
     if tiles is None:
         return NotImplemented
     matrices, table = _table(composed, pieces, matrices, tiles.unit)
-    lengths = [piece.width * piece.dim * (piece.matrix >= 0) for piece in pieces]
+    lengths = _lengths(pieces)
     shares = max(1, min(cdiv(len(composed), tiles.block["T"]), PROGRAMS // len(pieces)))
     sums = torch.zeros(shares, sum(lengths), dtype=torch.float32, device=grad.device)
     if len(composed):
@@ -175,17 +177,16 @@ def project_backward(grad: Tensor, composed: Tensor, pieces: Sequence[Any], matr
     return of_composed, of_matrices
 
 
-def _tiles(pieces: Sequence[Any], matrices: Sequence[Tensor], *rows: Tensor) -> Tiles | None:
+def _tiles(pieces: Pieces, matrices: Sequence[Tensor], *rows: Tensor) -> Tiles | None:
     """The constants of the kernels; None if these do not support the numbers."""
     kinds, widest = {matrix.dtype for matrix in matrices}, max((piece.dim for piece in pieces), default=0)
     if len(kinds) != 1 or not {*kinds, *(tensor.dtype for tensor in rows)} <= NUMBERS.keys() or widest > WIDEST:
         return None
-    width = max((piece.width for piece in pieces if piece.matrix >= 0), default=1)
     unit = gcd(4, *(number for piece in pieces for number in piece[:4]), *(tensor.stride(0) for tensor in rows))
-    return Tiles(unit, max(16, power_of_2(width)), max(16, power_of_2(widest)), NUMBERS[kinds.pop()])
+    return Tiles(unit, max(16, power_of_2(pieces.widest)), max(16, power_of_2(widest)), NUMBERS[kinds.pop()])
 
 
-def _table(like: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor], unit: int) -> tuple[list[Tensor], Tensor]:
+def _table(like: Tensor, pieces: Pieces, matrices: Sequence[Tensor], unit: int) -> tuple[list[Tensor], Tensor]:
     """Contiguous matrices, and the pieces as kernels read them, cached, since the addresses have to reach the GPU."""
     contiguous = [matrix.contiguous() for matrix in matrices]
     addresses = [*(matrix.data_ptr() for matrix in contiguous), 0]
@@ -193,9 +194,15 @@ def _table(like: Tensor, pieces: Sequence[Any], matrices: Sequence[Tensor], unit
     if key not in _tables:
         if len(_tables) >= MOST_TABLES:
             _tables.clear()
-        rows, place = [], 0
-        for piece in pieces:
-            rows.append([*(number // unit for number in piece[:4]), addresses[piece.matrix], place])
-            place += piece.width * piece.dim * (piece.matrix >= 0)
+        places = accumulate(_lengths(pieces), initial=0)
+        rows = [
+            [*(number // unit for number in columns), addresses[matrix], place]
+            for (*columns, matrix), place in zip(pieces, places, strict=False)
+        ]
         _tables[key] = torch.tensor(rows, dtype=torch.int64, device=like.device)
     return contiguous, _tables[key]
+
+
+def _lengths(pieces: Pieces) -> list[int]:
+    """The numbers of the matrix of each piece."""
+    return [piece.width * piece.dim * (piece.matrix >= 0) for piece in pieces]

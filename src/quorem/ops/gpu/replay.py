@@ -17,22 +17,11 @@ from .. import state as state_columns
 from ..layout import Layout
 from ..rows import IdBatch
 from ..state import AdagradConstants, AdamConstants, AdamState, RowRule, present
+from . import rows as index
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, planned, power_of_2, scratch
 from .rounding import as_stored, rounds, seed_bits
-from .rows import (
-    OWN,
-    TYPES,
-    DeviceBatch,
-    elements_of,
-    is_valid,
-    number_of,
-    part_at,
-    read_ids,
-    row_dtype,
-    row_of,
-    slot_at,
-)
+from .rows import OWN, TYPES, DeviceBatch, row_dtype
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 # Positions of the constants. A kernel can read a global constant only if it is a ``tl.constexpr``.
@@ -100,18 +89,18 @@ def catch_up_kernel(
     if tl.program_id(0) < reading:
         pair = tl.program_id(0) % (S * K)
         n = (tl.program_id(0) // (S * K)).to(tl.int64) * N + tl.arange(0, N)
-        slot, k = slot_at(layout.slots, pair // K), pair % K
+        slot, k = index.slot_at(layout.slots, pair // K), pair % K
         row, valid = n * 0, n < 0
         has_own = OWNED and (K > 1) & (tl.load(slot + OWN) > 0)
         if (has_own == 0) | (k > 0):  # a row of an id's own is read with the second part, since ids have one of them
-            i, _ = read_ids(batch, n, slot)
-            valid = is_valid(i, slot)
-            number, is_own = number_of(i, valid, slot, layout.maps, FLAGS)
-            parts = part_at(layout.parts, pair // K * K)
-            row, used = row_of(number, is_own, slot, parts, k, layout.maps, FLAGS)
+            i, _ = index.read_ids(batch, n, slot)
+            valid = index.is_valid(i, slot)
+            number, is_own = index.number_of(i, valid, slot, layout.maps, FLAGS)
+            parts = index.part_at(layout.parts, pair // K * K)
+            row, used = index.row_of(number, is_own, slot, parts, k, layout.maps, FLAGS)
             if OWNED:  # noqa: SIM102  # joined by `and`, it would be compiled where no id has a row of its own
                 if has_own and k == 1:
-                    own_row, own_used = row_of(number, is_own, slot, parts, 0, layout.maps, FLAGS)
+                    own_row, own_used = index.row_of(number, is_own, slot, parts, 0, layout.maps, FLAGS)
                     row, used = tl.where(is_own, own_row, row), used | own_used
             valid = valid & used
     else:
@@ -151,7 +140,7 @@ def replay_rows(
     AMSGRAD: tl.constexpr = state.max_exp_avg_sq is not None
     gap = tl.where(behind, present - since, 0)
     eps, log1, log2 = tl.load(constants + EPS), tl.load(constants + LOG_BETA1), tl.load(constants + LOG_BETA2)
-    elements, mask = elements_of(row, behind, tl.arange(0, C), W)
+    elements, mask = index.elements_of(row, behind, tl.arange(0, C), W)
     highest = state.max_exp_avg_sq if AMSGRAD else state.exp_avg_sq
     root = tl.sqrt(tl.load(highest + elements, mask=mask, other=1))
     total = tl.zeros((T, C), ACC)

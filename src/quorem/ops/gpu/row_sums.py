@@ -23,7 +23,7 @@ from . import places as place_table
 from . import rows as index
 from .host import HostLayout
 from .launch import cdiv, launch, power_of_2, scratch
-from .places import Places, claims_of, places_of, rounded_up
+from .places import Runs, claims_of, places_of, rounded_up
 from .replay import advance
 from .rows import BASE, FEATURE, OPERATION, PITCH, PRODUCT, TYPES, DeviceBatch, row_dtype
 
@@ -218,14 +218,16 @@ def sum_by_row(
     stored: Tensor,
     host: HostLayout,
     mean: bool,
+    run_block: int,
     step: Tensor | None = None,
     lr: Tensor | None = None,
     history: tuple[Any, ...] = (None, None, None),
     window: int = 1,
-) -> tuple[Sums, Places]:
+) -> tuple[Sums, Runs]:
     """Sum the gradients of equal rows in two launches, which also count ``step``, or add a step to a history.
 
-    With ``lr`` come ``replay.history_of`` and the number of steps that count, as a power of two.
+    Returns the sums, and how programs use them, ``run_block`` at a time. With ``lr`` come ``replay.history_of`` and the
+    number of steps that count, as a power of two.
     """
     (num_slots, k, _), width, layout = host.parts.shape, stored.shape[1], host.on_device
     reads = batch.size if batch.offsets is None else rounded_up(len(batch.ids))
@@ -251,4 +253,4 @@ def sum_by_row(
         W=width, K=k, T=block, C=columns, ACC=TYPES[stored.dtype], MEAN=mean,
         EACH=each, PRODUCTS=host.flags.product != 0, FLAGS=host.row_flags, num_warps=1,
     )  # fmt: skip
-    return sums, places
+    return sums, places.runs(run_block)

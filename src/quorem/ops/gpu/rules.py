@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import replay as truth_replay
 from ..layout import Layout
 from ..rows import IdBatch
 from ..state import RowRule, present
@@ -82,14 +81,9 @@ def update_(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout, rule: 
     """``ops.rules.update_`` in three launches."""
     entry, state, constants, lr, seed = rule.entry, rule.state, rule.constants, rule.lr, rule.rounding_seed
     host = fused_layout(stored, layout, whole_rows=True, any_order=True) if entry.fused else None
-    if host is None or (entry.by_row and host.flags.pitched):  # one sum for all pieces of a row
+    is_empty = not grad.numel() or not batch.ids.numel()
+    if host is None or is_empty or (entry.by_row and host.flags.pitched):  # one sum for all pieces of a row
         return NotImplemented
-    if not grad.numel() or not batch.ids.numel():
-        if entry.lags:
-            truth_replay.advance_(lr, state, constants)
-        else:
-            state.step.add_(1)
-        return None
     grad, ids = grad.contiguous(), DeviceBatch.of(batch, len(layout.spans))
 
     def launches() -> None:
@@ -101,8 +95,7 @@ def update_(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout, rule: 
         if entry.lags:
             window = power_of_2(max(int(constants.window), 1))
             counted = {"lr": lr, "history": replay.history_of(state, constants), "window": window}
-        sums, places = sum_by_row(grad, ids, stored, host, batch.mean, **counted)
-        runs = places.runs(block)
+        sums, runs = sum_by_row(grad, ids, stored, host, batch.mean, block, **counted)
         launch(
             update_kernel, (runs.direct + runs.claiming,),
             sums, stored, lr, state, on_device(constants, stored.device), seed_bits(seed), runs,
