@@ -192,6 +192,18 @@ def test_a_pool_of_narrow_rows_is_fitted() -> None:
     assert errors[1] < 0.9 * errors[0]
 
 
+def test_a_pool_of_ids_that_never_occurred_is_fitted() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    trained = model.sparse.embedding_bags["user"].weight.detach().clone()
+    counts = {"sparse.embedding_bags.user": (torch.arange(600) < 20).long()}
+    pool = quorem.HotCold(20, cold=quorem.Pool(598, num_partitions=2))
+    quorem.compress_(model, dict.fromkeys(counts, pool), frequencies=counts, fit=True)
+    dense = integration.to_collection(model.sparse).to_dense()["user"]
+    torch.testing.assert_close(dense[:20], trained[:20])
+    assert (dense - trained).norm() < 0.5 * trained.norm()
+
+
 def test_a_model_on_the_meta_device_and_a_budget() -> None:
     bags = stock.EmbeddingBagCollection(configs(), device=torch.device("meta"))
     model = DLRM(bags, dense_in_features=4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[4, 1])

@@ -278,8 +278,8 @@ def _fit_pool_(
     cold = {t: cold_ids(nth, single.specs[t], single.ranks_of[t]) for t, nth in numbers.items()}
     vectors = torch.cat([targets[t][ids] for t, ids in cold.items()])
     of_cold = [count[ids.cpu()] for t, ids in cold.items() if (count := counts[t]) is not None]
-    frequencies = torch.cat(of_cold) if len(of_cold) == len(cold) else None
+    some_occur = len(of_cold) == len(cold) and any(count.any() for count in of_cold)
     scheme = single.specs[min(cold)].pool
     assert scheme is not None
     spec = HotCold(0, cold=scheme, force=True).spec(len(vectors), vectors.shape[1])
-    fit_(rows, spec, vectors, frequencies)
+    fit_(rows, spec, vectors, torch.cat(of_cold) if some_occur else None)
