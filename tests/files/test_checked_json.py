@@ -77,7 +77,7 @@ def test_everything_that_fits() -> None:
         ({"inner": [{"size": 0}]}, r"^inner\[0\]: size \(0\) must be at least 1$"),
         ({"inner": [7]}, r"^inner\[0\] \(7\) must be an object$"),
         ({"inner": [{"size": 1, "share": None}]}, r"^inner\[0\]\.share \(None\) must be a number$"),
-        ({"pair": [1]}, r"^pair \(\[1\]\) must have 2 values$"),
+        ({"pair": [1]}, r"^pair \(\[1\]\) must be a list of 2 values$"),
         ({"pair": [1, "x"]}, r"^pair\[1\] \('x'\) must be a number$"),
         ({"mode": "max"}, r"^mode \('max'\) must be one of 'sum', 'mean'$"),
         ({"bits": 8.0}, r"^bits \(8.0\) must be one of 8, 4$"),

@@ -12,7 +12,7 @@ from ..modules.lookup import Tables
 from ..modules.tied import TiedLinear
 from ..paper.schemes import Full
 from .choose import size_of
-from .follow import exchange_, has_state, optimizer_name
+from .follow import exchange_, has_state
 from .groups import check_model, torchrec_tools
 from .report import Entry, Report
 from .swap import declare_again_, keep_, swap_
@@ -44,7 +44,8 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
     (['0'], torch.Size([10000, 16]))
     """
     check_model(model, Embedding)
-    optimizer_name(optimizer)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer ({type(optimizer).__name__}) must be an optimizer or None")
     check_not_wrapped(model)
     report = Report()
     weights: dict[Tensor, nn.Parameter] = {}

@@ -169,11 +169,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: Any, *, required: bool = False) -> dict[str, Any]:
-    """The values that ``sealed`` was given. An object without a checksum is accepted unless one is required.
-
-    >>> unsealed({"step": 36, "checksum": "b4ed6b2c"})
-    {'step': 36}
-    """
+    """The values that ``sealed`` was given. An object without a checksum is accepted unless one is required."""
     if not isinstance(values, dict):
         raise ValueError(f"it holds {str(values)[:40]!r} and must hold a JSON object")
     rest = {name: value for name, value in values.items() if name != CHECKSUM}

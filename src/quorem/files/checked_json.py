@@ -50,14 +50,14 @@ def _checked(kind: Any, value: Any, where: str, converters: Converters) -> Any:
         return _alternative(arguments, value, where, converters)
     if origin is Literal:
         if not any(type(value) is type(choice) and value == choice for choice in arguments):
-            raise _wrong(kind, value, where)
+            raise _wrong(value, where, _name(kind))
         return value
     if origin in (list, tuple) and isinstance(value, list):
         kinds = [arguments[0] if arguments else Any] * len(value)
         if origin is tuple and arguments and arguments[-1] is not Ellipsis:
             kinds = list(arguments)
         if len(kinds) != len(value):
-            raise ValueError(f"{where or 'it'} ({_short(value)}) must have {len(kinds)} values")
+            raise _wrong(value, where, f"a list of {len(kinds)} values")
         pairs = enumerate(zip(kinds, value, strict=True))
         return origin(_checked(inner, entry, f"{where}[{i}]", converters) for i, (inner, entry) in pairs)
     if origin in (dict, Mapping) and isinstance(value, dict):
@@ -66,13 +66,13 @@ def _checked(kind: Any, value: Any, where: str, converters: Converters) -> Any:
     if origin is float and type(value) is int:
         return value
     if type(value) is not origin or (origin is int and not -(2**63) <= value < 2**64):
-        raise _wrong(kind, value, where)
+        raise _wrong(value, where, _name(kind))
     return value
 
 
 def _object(cls: Any, value: Any, where: str, converters: Converters) -> Any:
     if not isinstance(value, dict):
-        raise ValueError(f"{where or 'it'} ({_short(value)}) must be an object")
+        raise _wrong(value, where, NAMES[dict])
     hints, known = get_type_hints(cls), {field.name: field for field in fields(cls) if field.init}
     if extra := sorted(value.keys() - known.keys()):
         raise ValueError(f"{_joined(where, extra[0])} is not known: {cls.__name__} has {', '.join(known)}")
@@ -105,11 +105,11 @@ def _alternative(kinds: tuple[Any, ...], value: Any, where: str, converters: Con
     for reason in errors:
         if len(errors) == 1 or not str(reason).startswith(f"{where} ("):  # the latter: an inner value is wrong
             raise reason
-    raise _wrong(Union[kinds], value, where)  # noqa: UP007 - of a tuple
+    raise _wrong(value, where, _name(Union[kinds]))  # noqa: UP007 - of a tuple
 
 
-def _wrong(kind: Any, value: Any, where: str) -> ValueError:
-    return ValueError(f"{where or 'it'} ({_short(value)}) must be {_name(kind)}")
+def _wrong(value: Any, where: str, rule: str) -> ValueError:
+    return ValueError(f"{where or 'it'} ({repr(value)[:80]}) must be {rule}")
 
 
 def _name(kind: Any) -> str:
@@ -123,7 +123,3 @@ def _name(kind: Any) -> str:
 
 def _joined(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:80]

@@ -15,11 +15,7 @@ COMMIT_DIGITS = 12
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of quorem, Python, torch and NumPy, and of further packages, given by their distribution names.
-
-    >>> sorted(versions())
-    ['numpy', 'python', 'quorem', 'torch']
-    """
+    """Versions of quorem, Python, torch and NumPy, and of further packages, given by their distribution names."""
     always = {"quorem": __version__, "python": platform.python_version()}
     always |= {"torch": torch.__version__, "numpy": np.__version__}
     return always | {name: importlib.metadata.version(name) for name in packages}

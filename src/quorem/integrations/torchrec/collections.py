@@ -87,13 +87,7 @@ class Collection(nn.Module):
         return self.compose(rows, [group(rows.rows[i]) for i, group in enumerate(self.vectors)])
 
     def parts_of_weights(self) -> dict[str, tuple[Part, ...]]:
-        """The stored tables of the single-device collection in each of TorchRec's weights, by its name.
-
-        >>> from quorem import QR, Table
-        >>> parts = EmbeddingCollection([Table("user", 1000, 16, QR(4))]).parts_of_weights()
-        >>> {weight: [part.name for part in of_weight] for weight, of_weight in parts.items()}
-        {'vectors.0.embedding_bags.rows16:0.weight': ['tables.user.0'], ...}
-        """
+        """The stored tables of the single-device collection in each of TorchRec's weights, by its name."""
         return {
             f"vectors.{i}.embedding_bags.{shard.name}.weight": shard.parts
             for i, group in enumerate(self.rows.groups)
