@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quorem import QR, Embedding, EmbeddingBag, Full, Hash, HotCold, Path, compress_, decompress_
+from quorem import QR, Embedding, EmbeddingBag, Full, Hash, Path, compress_, decompress_
 from quorem.modules.tied import TiedLinear
 
 
@@ -137,15 +137,6 @@ def test_what_cannot_be_replaced_is_reported_with_the_reason():
     assert compress_(nn.Sequential(nn.Embedding(99, 4)), QR(4, operation="feature")).left["0"].startswith("feature")
 
 
-@pytest.mark.parametrize("scheme", [QR(4), QR(4, operation="add"), Hash(4), HotCold(50, cold=QR(4, operation="add"))])
-def test_fit_recovers_a_table_that_is_compositional(scheme):
-    torch.manual_seed(0)
-    source = Embedding(400, 8, scheme, init_std=1.0)
-    model = nn.Sequential(nn.Embedding.from_pretrained(source.to_dense().detach(), freeze=False))
-    compress_(model, scheme, fit=True)
-    torch.testing.assert_close(model[0].to_dense(), source.to_dense(), rtol=1e-4, atol=1e-5)
-
-
 def test_on_the_meta_device():
     with torch.device("meta"):
         model = nn.Sequential(nn.Embedding(10**9, 16))
@@ -221,6 +212,7 @@ def test_a_table_that_is_assigned_is_fitted():
             r"optimizer \('lion'\) must be None or",
         ),
         (lambda: compress_(3, QR(4)), TypeError, r"model \(int\)"),
+        (lambda: decompress_(Recommender(), optimizer="adam"), TypeError, r"optimizer \(str\) must be an optimizer or"),
         (lambda: decompress_(3), TypeError, r"model \(int\)"),
         (lambda: decompress_(Embedding(9, 4, Full())), TypeError, "cannot be replaced in place"),
     ],

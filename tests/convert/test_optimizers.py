@@ -4,9 +4,10 @@ import gc
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quorem import QR, Embedding, Path, compress_, decompress_, optim, quantize_
+from quorem import QR, ChineseRemainder, Embedding, HotCold, Path, compress_, decompress_, optim, quantize_
+from quorem.paper.schemes import Scheme
 
 IDS = torch.arange(300)
 STATE_IS_KEPT = ("Adagrad", "Adam", "AdamW", "Muon", "NAdam", "RAdam", "RMSprop", "SGD")
@@ -214,3 +215,76 @@ def test_quantized_rows_leave_their_optimizer():
     with pytest.warns(UserWarning, match="Adam no longer trains the tables: rows of 8 bits"):
         quantize_(model)
     assert len(optimizer.param_groups[0]["params"]) == len(optimizer.state) == 2
+
+
+N, D = 60, 4
+SCHEMES = [QR(4), QR(4, operation="add"), QR(4, operation="concat"), ChineseRemainder(3), HotCold(9, cold=QR(3))]
+
+
+def batches(module: nn.Module) -> list[Tensor]:
+    """Ids of which no two read a row of the largest table together, so that squares add up."""
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randint(N, (1,), generator=draw) for _ in range(40)]
+
+
+def slope_step(module: nn.Module, ids: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    slopes = torch.sin(ids[:, None] * torch.arange(1.0, D + 1))
+    (module(ids) * slopes).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_state_is_what_the_rows_would_have(kind: type[torch.optim.Optimizer], scheme: Scheme) -> None:
+    """A table that is composed, and the composed module, see the same gradients at a learning rate of zero."""
+    source = Embedding(N, D, scheme, init_std=1.0)
+    source.fit_(source.to_dense().detach() + 0)  # as a fit leaves it
+    model = nn.Sequential(nn.Embedding.from_pretrained(source.to_dense().detach(), freeze=False))
+    own, other = kind(source.parameters(), lr=0.0), kind(model.parameters(), lr=0.0)
+    for ids in batches(source):
+        slope_step(source, ids, own)
+        slope_step(model, ids, other)
+    compress_(model, scheme, fit=True, optimizer=other)
+    torch.testing.assert_close(model[0].stored, source.stored, rtol=1e-4, atol=1e-5)
+    assert other.param_groups[0]["params"] == [model[0].stored] and list(other.state) == [model[0].stored]
+    for name, value in own.state[source.stored].items():
+        torch.testing.assert_close(other.state[model[0].stored][name], value, rtol=1e-3, atol=1e-5)
+
+
+PAIRS = [
+    (torch.optim.Adagrad, optim.Adagrad, {"lr": 0.1}),
+    (torch.optim.Adam, optim.Adam, {"lr": 0.1}),
+    (torch.optim.AdamW, optim.AdamW, {"lr": 0.1, "weight_decay": 0.1}),
+    (optim.Adagrad, optim.Adagrad, {"lr": 0.1}),
+]
+
+
+def trained(fused: bool, kind: type, row_kind: type, options: dict[str, float]) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(60, 4), nn.Linear(4, 1))
+    optimizer = kind(model.parameters(), **options)
+    for step in range(8):
+        if step == 2:
+            compress_(model, QR(4, operation="add"), fit=True)
+        if step == 4 and fused:
+            optim.apply_in_backward(model, row_kind, state_from=optimizer, **options)
+            assert [p.shape for group in optimizer.param_groups for p in group["params"]] == [(1, 4), (1,)]
+        optimizer.zero_grad()
+        model(torch.tensor([step, 7, 59])).square().sum().backward()
+        optimizer.step()
+    return model[0].to_dense().detach()
+
+
+@pytest.mark.parametrize(("kind", "row_kind", "options"), PAIRS)
+def test_the_rows_move_as_if_nothing_had_changed(kind, row_kind, options):
+    torch.testing.assert_close(*(trained(fused, kind, row_kind, options) for fused in (True, False)))
+
+
+def test_a_state_of_another_rule_is_refused():
+    model = nn.Sequential(nn.Embedding(60, 4))
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
+    compress_(model, QR(4))
+    with pytest.raises(ValueError, match=r"state_from \(Adam\) must be one of Adam's rule"):
+        optim.apply_in_backward(model, optim.Adam, state_from=optimizer)
+    assert len(optimizer.param_groups[0]["params"]) == 1

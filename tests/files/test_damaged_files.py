@@ -12,16 +12,8 @@ import torch
 from oracles import CASES, D, N, fill_
 from torch import nn
 
-from quorem import (
-    QR,
-    ChineseRemainder,
-    Custom,
-    Embedding,
-    EmbeddingCollection,
-    HotCold,
-    Pool,
-    Table,
-)
+import quorem
+from quorem import QR, Custom, Embedding, EmbeddingCollection, HotCold, Pool, Table
 from quorem.files import saved_model
 from quorem.files import tensors as tensor_file
 from quorem.files.saved_model import KIND, load, save
@@ -38,7 +30,7 @@ def network() -> DLRM:
         Table("user", 60, 4, QR(4)),
         Table("path", 60, 4, CASES["path-mlp"]),
         Table("car", 6, 4, cars, padding_idx=1),
-        Table("item", 60, 4, ChineseRemainder(2, operation="concat")),
+        Table("item", 60, 4, quorem.ChineseRemainder(2, operation="concat")),
         Table("hot", 60, 4, HotCold(5, cold=Pool(20), num_rest=10), frequencies=torch.arange(60)),
     ]
     return DLRM(fill_(EmbeddingCollection(tables)), num_dense=2, bottom=(3,), top=(3,))

@@ -7,20 +7,8 @@ import pytest
 import torch
 from oracles import CASES, DTYPES, FEW, D, N, fill_
 
-from quorem import (
-    QR,
-    Custom,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    Full,
-    GeneralizedQR,
-    HotCold,
-    Pool,
-    Table,
-    optim,
-    quantize_,
-)
+import quorem
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, optim, quantize_
 from quorem.files.saved_model import load, save
 from quorem.models import DCN, DLRM
 from quorem.modules.lookup import Tables
@@ -34,11 +22,11 @@ def collection(**options: object) -> EmbeddingCollection:
     tables = [
         Table("user", N, D, QR(4)),
         Table("item.id", N, D, CASES["path-mlp"], padding_idx=3),
-        Table("day", 7, D, Full()),
+        Table("day", 7, D, quorem.Full()),
         Table("shop", N, D, CASES["path-mlp"]),
-        Table("car", N, D, Custom((groups,), check=False)),
-        Table("words", 10**12, D, GeneralizedQR(4)),
-        Table("raw", 2**40, D, GeneralizedQR(4), raw_ids=True, padding_idx=2**64 - 5),
+        Table("car", N, D, quorem.Custom((groups,), check=False)),
+        Table("words", 10**12, D, quorem.GeneralizedQR(4)),
+        Table("raw", 2**40, D, quorem.GeneralizedQR(4), raw_ids=True, padding_idx=2**64 - 5),
     ]
     return fill_(EmbeddingCollection(tables, **options))
 
@@ -59,9 +47,9 @@ HOT_COLD = {
     "qr": HotCold(5, cold=QR(4), force=True),
     "rest": HotCold(5, cold=QR(4, operation="concat"), num_rest=10, force=True),
     "path": HotCold(5, cold=CASES["path-mlp"], num_rest=10, force=True),
-    "map": HotCold(5, cold=Custom((COLD,), check=False), num_rest=10, force=True),
+    "map": HotCold(5, cold=quorem.Custom((COLD,), check=False), num_rest=10, force=True),
     "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),
-    "no hot": HotCold(0, cold=GeneralizedQR(2), num_rest=10, force=True),
+    "no hot": HotCold(0, cold=quorem.GeneralizedQR(2), num_rest=10, force=True),
     "all cold": HotCold(0, cold=QR(4)),
     "pool": HotCold(5, cold=Pool(40), num_rest=10, force=True),
 }

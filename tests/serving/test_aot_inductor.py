@@ -100,10 +100,3 @@ def test_jagged_bags_keep_every_row(features: int, bits: int, in_network: bool, 
         inputs = (torch.rand(rows, 3),) * in_network + (torch.randint(0, N, (int(offsets[-1]),)), offsets)
         output = package(*inputs)["logits" if in_network else "vectors"]
         torch.testing.assert_close(output, model(*inputs).detach())
-
-
-def test_a_name_that_the_loader_would_refuse(tmp_path: Path) -> None:
-    save(network(), tmp_path / "model")
-    arguments = ["export", "--format", "aot-inductor", str(tmp_path / "model"), "--out", str(tmp_path / "model.so")]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 1 and "model.so) must end in .pt2" in done.output

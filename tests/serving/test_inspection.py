@@ -7,36 +7,16 @@ import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
-import polars as pl
 from hot_cold_cases import hot_and_cold
+from runs_to_serve import ROWS
 from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
 from quorem.data.prepared import Prepared
-from quorem.data.table import prepare_table
 from quorem.paper.partitions import ExplicitPartition
 from quorem.serving.inspection import inspect
-from quorem.training.config import RunConfig
-from quorem.training.loop import train
 from quorem.training.model import data_identity
-
-ROWS = 400
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("inspect")
-    rows = {
-        "click": [i % 3 == 0 for i in range(ROWS)],
-        "user": [f"user {i * i % 97}" for i in range(ROWS)],
-        "item": [i % 31 for i in range(ROWS)],
-    }
-    pl.DataFrame(rows).write_parquet(path / "log.parquet")
-    data = prepare_table(path / "log.parquet", path / "log", label="click", categorical=["user", "item"])
-    hot = quorem.HotCold(5, cold=quorem.QR(4, operation="add"), num_rest=8, force=True)
-    train(RunConfig(data=data_identity(data), plan={"user": hot, "item": quorem.Full()}), data, path / "run")
-    return path
 
 
 def shown(*arguments: object) -> str:
@@ -48,12 +28,12 @@ def shown(*arguments: object) -> str:
 def test_a_run(folder: Path) -> None:
     facts = json.loads(shown(folder / "run", "--json", "--verify"))
     assert facts["kind"] == "run" and facts["verified"] and facts["data"] == data_identity(Prepared(folder / "log"))
-    user, item = facts["tables"]
+    user, _, tags = facts["tables"]
     model, n = quorem.load(folder / "run").model, len(Prepared(folder / "log").frequencies("user"))
-    assert (user["ids"], item["scheme"]) == (n, "Full()")
+    assert (user["ids"], tags["scheme"]) == (n, "Full()")
     stored = sum(t["bytes_in_memory"] for t in facts["tables"])
     assert stored == model.embeddings.stored.nbytes
-    assert user["compression"] == n * 16 * 4 / user["bytes_in_memory"]
+    assert user["compression"] == n * 4 * 4 / user["bytes_in_memory"]
     assert facts["bytes_on_disk"] == sum(p.stat().st_size for p in (folder / "run").rglob("*") if p.is_file())
     text = shown(folder / "run")
     assert "HotCold(num_hot=5" in text and "log loss" in text
@@ -88,7 +68,7 @@ def test_matrices_of_narrow_rows_count(bits: int, tmp_path: Path) -> None:
 
 def test_data(folder: Path) -> None:
     facts = json.loads(shown(folder / "log", "--json", "--verify"))
-    assert (facts["kind"], facts["rows"], [f["ids"] for f in facts["features"]]) == ("data", ROWS, [50, 32])
+    assert (facts["kind"], facts["rows"], [f["ids"] for f in facts["features"]]) == ("data", ROWS, [98, 17, 4])
 
 
 def test_damage_and_strangers_are_named(folder: Path, tmp_path: Path) -> None:

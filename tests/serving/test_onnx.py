@@ -11,20 +11,8 @@ from hot_cold_cases import COUNTS
 from oracles import CASES, FEW, D, N, assert_near, bags_by_torch, dense_by_hand, fill_, twin_of
 from torch import Tensor, nn
 
-from quorem import (
-    QR,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    Full,
-    GeneralizedQR,
-    HotCold,
-    Pool,
-    Table,
-    export,
-    quantize_,
-)
-from quorem import Path as PathScheme
+import quorem
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, export, quantize_
 from quorem.models import DCN, DLRM
 from quorem.serving.export import export_named
 
@@ -141,10 +129,10 @@ def tables(width: int = D) -> list[Table]:
         Table("day", 7, width),
         Table("item", 45, D, QR(3), padding_idx=2),
         Table("path", N, D, CASES["path-mlp"]),
-        Table("words", 10**12, D, GeneralizedQR(4)),
+        Table("words", 10**12, D, quorem.GeneralizedQR(4)),
         Table("car", N, width, CASES["explicit"]),
-        Table("hour", 24, width, Full(), padding_idx=0),
-        Table("other path", 44, D, PathScheme(4, hidden=(5,), force=True)),
+        Table("hour", 24, width, quorem.Full(), padding_idx=0),
+        Table("other path", 44, D, quorem.Path(4, hidden=(5,), force=True)),
         Table("parts", N, D, CASES["qr-feature"]),
     ]
 
@@ -192,16 +180,6 @@ def test_offsets_and_rows_that_are_not_finite(tmp_path: Path) -> None:
         run(path, ids=ids, offsets=torch.tensor([0, 1, 2, 9]))
 
 
-def test_jagged_collections(tmp_path: Path) -> None:
-    module = fill_(EmbeddingCollection(tables(), mode="mean"))
-    lengths = torch.arange(4 * len(SIZES)) % 4  # 4 rows
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    sizes = SIZES.repeat_interleave(4).repeat_interleave(lengths)
-    ids = (torch.rand(len(sizes), generator=torch.Generator().manual_seed(2), dtype=torch.float64) * sizes).long()
-    path = exported(module, tmp_path / "tables.onnx", jagged=True)
-    assert_near(run(path, ids=ids, offsets=offsets)["vectors"], module(ids, offsets).detach())
-
-
 @pytest.mark.parametrize("bits", [0, 4])
 def test_bags_of_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
     """Two kinds; test_torch_export.py has the others in the operators that are exported."""
@@ -219,9 +197,9 @@ def test_bags_of_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
 
 def test_raw_ids(tmp_path: Path) -> None:
     tables = [
-        Table("user", 2**62, D, GeneralizedQR(5), raw_ids=True, padding_idx=-5),
+        Table("user", 2**62, D, quorem.GeneralizedQR(5), raw_ids=True, padding_idx=-5),
         Table("day", 7, D),
-        Table("item", 2**40, D, GeneralizedQR(4), raw_ids=True),
+        Table("item", 2**40, D, quorem.GeneralizedQR(4), raw_ids=True),
         Table("word", 1000, D, QR(4), raw_ids=True),
     ]
     module = fill_(EmbeddingCollection(tables))

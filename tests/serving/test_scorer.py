@@ -19,6 +19,7 @@ import polars as pl
 import torch
 from click_logs import random_lines
 from runs_of_training import small_run
+from runs_to_serve import COLUMNS, ROWS, table
 from typer.testing import CliRunner
 
 import quorem
@@ -34,32 +35,6 @@ from quorem.serving.scorer import Scorer
 from quorem.training.config import RunConfig
 from quorem.training.loop import Options, train
 from quorem.training.model import data_identity
-
-ROWS = 700
-COLUMNS = {"label": "click", "dense": ["price"], "categorical": ["user", "item", "tags"]}
-
-
-def table() -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "click": [i * 7 % 3 == 0 for i in range(ROWS)],
-            "price": [None if i % 11 == 0 else i / 10 for i in range(ROWS)],
-            "user": [f"user {i % 97}" for i in range(ROWS)],
-            "item": [i * i % 31 for i in range(ROWS)],
-            "tags": [[f"t{j}" for j in range(i % 4)] for i in range(ROWS)],
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with a column of lists, and a run on it."""
-    path = tmp_path_factory.mktemp("serve")
-    table().write_parquet(path / "log.parquet")
-    data = prepare_table(path / "log.parquet", path / "log", **COLUMNS)
-    config = RunConfig(data=data_identity(data), scheme=quorem.QR(4), threshold=20, embedding_dim=4, lr=0.1)
-    train(config, data, path / "run")
-    return path
 
 
 def oracle(folder: Path) -> torch.Tensor:

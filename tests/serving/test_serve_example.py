@@ -17,42 +17,23 @@ import pytest
 pytest.importorskip("uvicorn", reason='needs uvicorn: pip install "quorem[serve]"')
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
-import polars as pl
 import torch
 import uvicorn
 from typer.testing import CliRunner
 
 import quorem
 from quorem.cli import app
-from quorem.data.config import PrepareConfig
-from quorem.data.table import prepare_table
-from quorem.training.config import RunConfig
-from quorem.training.loop import train
-from quorem.training.model import data_identity
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
 
 
+ROW = {"price": 2.5, "user": "user 7", "item": "4", "tags": "t0|t1"}
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("serve")
-    clicks = {
-        "click": [i % 3 == 0 for i in range(300)],
-        "price": [i % 50 / 4 for i in range(300)],
-        "user": [f"user {i % 40}" for i in range(300)],
-    }
-    pl.DataFrame(clicks).write_parquet(folder / "clicks.parquet")
-    columns = {"label": "click", "dense": ["price"], "categorical": ["user"], "config": PrepareConfig()}
-    data = prepare_table(folder / "clicks.parquet", folder / "data", **columns)
-    config = RunConfig(data=data_identity(data), scheme=quorem.QR(4), embedding_dim=4, hidden=(8,), bottom=(8,))
-    train(config, data, folder / "run")
+def port(folder: Path) -> Iterator[int]:
     done = CliRunner().invoke(app, ["export", str(folder / "run"), "--out", str(folder / "model.onnx")])
     assert done.exit_code == 0, done.output
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def port(run: Path) -> Iterator[int]:
     sys.path.insert(0, str(EXAMPLE.parent))
     try:
         example = importlib.import_module("serve")
@@ -60,7 +41,7 @@ def port(run: Path) -> Iterator[int]:
         sys.path.remove(str(EXAMPLE.parent))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(example.app(run.parent / "model.onnx"), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(example.app(folder / "model.onnx"), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:
@@ -77,11 +58,12 @@ def post(port: int, body: Any) -> tuple[int, dict[str, Any]]:
     return answer.status, json.loads(answer.read())
 
 
-def test_scores(run: Path, port: int) -> None:
-    rows = [{"price": 2.5, "user": "user 7"}, {"price": "0.25", "user": "user 39"}, {"price": None, "user": ""}]
+def test_scores(folder: Path, port: int) -> None:
+    rows = [ROW, {"price": "0.25", "user": "user 39", "item": 9, "tags": []}, dict.fromkeys(ROW)]
     status, answer = post(port, rows)
     assert status == 200
-    expected = quorem.load(run)({"price": [2.5, 0.25, None], "user": ["user 7", "user 39", None]})
+    values = {"price": [2.5, 0.25, None], "user": ["user 7", "user 39", None], "item": [4, 9, None]}
+    expected = quorem.load(folder / "run")(values | {"tags": [["t0", "t1"], [], None]})
     torch.testing.assert_close(torch.tensor(answer["probabilities"]), expected)
     status, answer = post(port, rows[0])
     torch.testing.assert_close(torch.tensor(answer["probabilities"]), expected[:1])
@@ -94,8 +76,8 @@ def test_scores(run: Path, port: int) -> None:
         ([], "must be a row"),
         ([1], "must be a row"),
         ({"price": 1}, "the row has no column user"),
-        ({"price": "x", "user": "user 7"}, "price ('x') must be a number"),
-        ({"price": 1, "user": "somebody"}, "user ('somebody') is not in the vocabulary"),
+        (ROW | {"price": "x"}, "price ('x') must be a number"),
+        (ROW | {"user": "somebody"}, "user ('somebody') is not in the vocabulary"),
         (b"[" * 10**5, "recursion"),
     ],
 )
@@ -107,7 +89,7 @@ def test_what_it_cannot_take(body: Any, reason: str, port: int) -> None:
 def test_a_browser_is_told_the_columns(port: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/")
-    assert json.loads(connection.getresponse().read())["columns"] == ["price", "user"]
+    assert json.loads(connection.getresponse().read())["columns"] == list(ROW)
 
 
 def test_a_missing_model_is_told_in_a_line() -> None:
