@@ -3,7 +3,7 @@
     pip download --no-deps recbole && unzip recbole-*.whl
     python benchmarks/movielens.py recbole/dataset_example/ml-100k ml.csv
     quorem prepare table ml.csv data/ml --label rating --positive ">=4" --categorical COLUMNS  # as printed
-    python benchmarks/plan_quality.py data/ml --out benchmarks/results/movielens.json --sizes 2 4 16
+    python benchmarks/plan_quality.py data/ml --out benchmarks/results/movielens.json --networks dlrm --sizes 2 4 16 60
 
 Each rating has the user's and the film's attributes beside it. Rows keep the order of the file, which is random.
 """

@@ -3,7 +3,7 @@
     python benchmarks/other_logs.py logs
     quorem prepare table logs/two.csv data/two --label y --dense x --categorical a,b
     python benchmarks/plan_quality.py data/two --out benchmarks/results/other_logs/two.json --networks dlrm --seeds 6 \
-        --sizes 4 16 60
+        --sizes 2 4 16 60 250 --settings full plan narrow hash QR
 
 A click depends on a number ``x`` and on an effect of each id, drawn from a normal distribution.
 """

@@ -61,8 +61,7 @@ def plan_with(tables: list[Table], budget: int, *, times_narrower: int, optimize
     """A plan whose rows are so many times narrower than vectors, in 4 bits without an optimizer."""
     form, least = Form(4, bits=0 if optimizer else 4), []
     for few in (FEW, 0):
-        narrow = {table.name for table in tables if table.num_embeddings > few}
-        stored = StoredModules(modules_of(tables), optimizer, form, (torch.float32,), times_narrower, narrow)
+        stored = StoredModules(modules_of(tables), optimizer, form, (torch.float32,), times_narrower, few)
         candidate = plan_counted(stored, [tally(table) for table in stored.tables], budget)
         if candidate.plan is not None:
             return candidate.plan

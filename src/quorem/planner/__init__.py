@@ -141,8 +141,8 @@ def plan_modules(
     tallies = [tally(table) for table in tables] if counted else []
     tried: list[Candidate] = []
 
-    def attempt(form: Form, times: int = 1, narrow: Set[str] = frozenset()) -> Candidate:
-        stored, left = StoredModules(modules, optimizer, form, dtypes, times, narrow), size - reserved
+    def attempt(form: Form, times: int = 1, few: int = 0, narrow: Set[str] | None = None) -> Candidate:
+        stored, left = StoredModules(modules, optimizer, form, dtypes, times, few, narrow), size - reserved
         if times > 1 and times_narrower is None and stored.matrix_bytes > MATRICES * left:
             return Candidate(None, left)
         tried.append(plan_counted(stored, tallies, left) if counted else plan_evenly(stored, left))
@@ -151,8 +151,7 @@ def plan_modules(
     if counted:
         shares = [share_up_to(SELDOM, each.values, each.ids) for each in tallies]
         thin = {table.name for table, share in zip(tables, shares, strict=True) if share > THIN}
-        halved = thin if optimizer is not None and times_narrower is None else frozenset()
-        best = _best_counted(attempt, forms, times_narrower, tables, halved)
+        best = _best_counted(attempt, forms, times_narrower, thin if optimizer is not None else set())
     else:
         plans = [candidate.plan for candidate in map(attempt, forms) if candidate.plan is not None]
         best = min(plans, key=lambda planned: planned.cost, default=None)
@@ -191,11 +190,7 @@ def _forms(
 
 
 def _best_counted(
-    attempt: Callable[..., Candidate],
-    forms: Sequence[Form],
-    times_narrower: int | None,
-    tables: Sequence[Table],
-    thin: Set[str],
+    attempt: Callable[..., Candidate], forms: Sequence[Form], times_narrower: int | None, thin: Set[str]
 ) -> Plan | None:
     """The widest form that gives rows to all ids that count; else the fewest bits that fit, and the best width.
 
@@ -204,8 +199,8 @@ def _best_counted(
     In ``thin`` tables half the numbers say more, if all ids that occur have rows.
     """
     candidates: list[tuple[float, Candidate]] = []  # with the share of the traffic that their width is worth
-    for form, times in ((forms[0], 1), (forms[-1], 2)) if thin else ():
-        candidate = attempt(form, times, thin)
+    for form, times in ((forms[0], 1), (forms[-1], 2)) if thin and times_narrower is None else ():
+        candidate = attempt(form, times, narrow=thin)
         if candidate.plan is not None and not candidate.plan.cost:
             return candidate.plan
     for form in forms if times_narrower in (None, 1) else ():
@@ -216,7 +211,6 @@ def _best_counted(
             candidates = [(0.0, candidate)]
     for times, share in NARROWING.items():
         for few in (FEW, 0) if times_narrower in (None, times) else ():
-            narrow = {table.name for table in tables if table.num_embeddings > few}
-            candidates.append((share + (0 if few else ALL_NARROW), attempt(forms[-1], times, narrow)))
+            candidates.append((share + (0 if few else ALL_NARROW), attempt(forms[-1], times, few)))
     possible = [(share + each.shared, each.plan) for share, each in candidates if each.plan is not None]
     return min(possible, key=itemgetter(0), default=(0, None))[1]

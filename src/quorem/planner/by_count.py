@@ -211,8 +211,7 @@ class CountedTables:
 
 def divide(tables: CountedTables, budget: int) -> Division | None:
     """Divide the ids within a budget; None if it does not pay for one row for each table."""
-    none = np.zeros_like(tables.size)
-    full = Division(tables.size, none, none, np.zeros_like(tables.group_row))
+    full = tables.without_pool(int(tables.size.sum()))
     if tables.bytes(full) <= budget:
         return full
     num_seen = int(tables.ids[tables.value > 0].sum())
@@ -244,10 +243,7 @@ def noise(tables: CountedTables) -> float:
 
 
 def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
-    """Whether each id that occurs more than once has a row of its own, and nearly all visits to come go to such rows.
-
-    Fewer bits cost next to nothing, so ids seen once count as far as they will be seen again.
-    """
+    """Whether each id seen more than once has a row of its own, and ids seen once as far as they will be seen again."""
     if _num_without_row(tables, division, noise(tables)):
         return False
     visits = tables.visits_of_once() * _num_without_row(tables, division, 0.0)

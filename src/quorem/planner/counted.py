@@ -8,18 +8,8 @@ from torch import Tensor
 from ..modules.collection import Table
 from ..paper.schemes import Full, HotCold, Pool, RawCounts, Scheme
 from ..paper.schemes.frequency import comes_by_frequency, counts_by_id
-from .by_count import (
-    PARTITIONS,
-    RARELY,
-    CountedTables,
-    Division,
-    Tally,
-    divide,
-    gives_rows_to_all,
-    most_index_bytes,
-    noise,
-    share_up_to,
-)
+from . import by_count
+from .by_count import PARTITIONS, CountedTables, Division, Tally, divide, most_index_bytes, noise
 from .footprint import StoredModules
 from .planned import Candidate, Plan, PlannedPool
 
@@ -121,9 +111,9 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
     options |= {"pools": tuple(planned_pools), "index_bytes": index_bytes(division)}
     planned = Plan(tables=tuple(entries), budget=budget, **options)
     _, of_cold, of_rest = planned.traffic
-    rarely = share_up_to(RARELY if noise(tables) else 0, tables.value, tables.ids)
+    rarely = by_count.share_up_to(by_count.RARELY if noise(tables) else 0, tables.value, tables.ids)
     shared = of_cold + REST_COST * max(0.0, of_rest - rarely)
-    return Candidate(planned, least, gives_rows_to_all(tables, division), shared)
+    return Candidate(planned, least, by_count.gives_rows_to_all(tables, division), shared)
 
 
 def _traffic(table: Tally, division: Division, t: int) -> Shares:

@@ -42,10 +42,11 @@ class Module:
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
     row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
 
-    def widths(self, times_narrower: int, narrow: Set[str]) -> list[int]:
-        """Width of the rows of each table, if those named in ``narrow`` are to be so many times narrower.
+    def widths(self, times_narrower: int, few: int, narrow: Set[str] | None) -> list[int]:
+        """Width of the rows of each table that is to be so many times narrower: those in ``narrow``, by default all.
 
-        Rows have at least 2 numbers. A table that would not shrink, its matrix counted, keeps its width.
+        Rows have at least 2 numbers. A table of at most ``few`` ids, or one that would not shrink, its matrix counted,
+        keeps its width.
         """
         dims = [table.embedding_dim for table in self.tables]
         common = gcd(*dims)
@@ -53,8 +54,8 @@ class Module:
             return dims
         widths = []
         for table, dim in zip(self.tables, dims, strict=True):
-            n, d = table.num_embeddings, dim // times_narrower
-            widths.append(d if table.name in narrow and n * d + d * dim < n * dim else dim)
+            n, d, chosen = table.num_embeddings, dim // times_narrower, narrow is None or table.name in narrow
+            widths.append(d if chosen and n > few and n * d + d * dim < n * dim else dim)
         return widths
 
     def with_frequencies(self, frequencies: Mapping[str, Tensor]) -> "Module":
@@ -209,8 +210,7 @@ class StoredModule:
 class StoredModules:
     """The tables of all modules, in order, and the bytes that they take.
 
-    ``dtypes`` are those that rows may have; ``times_narrower`` is D / d, where rows of the tables named in ``narrow``
-    have d numbers instead of D.
+    ``dtypes`` are those that rows may have; ``times_narrower``, ``few`` and ``narrow`` are those of ``Module.widths``.
     """
 
     def __init__(
@@ -220,7 +220,8 @@ class StoredModules:
         form: Form,
         dtypes: Sequence[torch.dtype],
         times_narrower: int = 1,
-        narrow: Set[str] = frozenset(),
+        few: int = 0,
+        narrow: Set[str] | None = None,
     ) -> None:
         self.options: dict[str, Any] = {"optimizer": optimizer, "state_dtype": form.state_dtype}  # of the plan
         self.options["bits"] = form.bits or None
@@ -230,7 +231,7 @@ class StoredModules:
             if dtype in dtypes and form.itemsize < dtype.itemsize:
                 dtype = next(each for each in dtypes if each.itemsize == form.itemsize)
             state = StateBytes(optimizer, dtype, module.sparse, module.lags, form.state_dtype)
-            self.stored.append(StoredModule(module, module.widths(times_narrower, narrow), state, form.bits))
+            self.stored.append(StoredModule(module, module.widths(times_narrower, few, narrow), state, form.bits))
         self.tables = [table for module in modules for table in module.tables]
         self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
         self.copies = np.array([module.copies for module in modules])
