@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding on the tables of a collection, in its default and its fastest setting."""
+"""FBGEMM's table-batched embedding on the tables of a collection."""
 
 from typing import Literal, cast
 
@@ -17,13 +17,17 @@ class TableBatched(nn.Module):
     """One lookup for all tables; then the vectors of the features with two tables are composed.
 
     The output has the features in the order of ``order``, those with two tables first, so that composing takes an
-    operation on slices.
+    operation on slices. The default setting uses exact Adagrad and checks every id. The fastest uses row-wise Adagrad,
+    with one number of state for each row, and checks no ids.
     """
 
     def __init__(
-        self, source: EmbeddingCollection, optimizer: EmbOptimType, bounds: BoundsCheckMode, lr: float, eps: float
+        self, source: EmbeddingCollection, setting: Literal["default", "fastest"], lr: float, eps: float
     ) -> None:
         super().__init__()
+        optimizer, bounds = EmbOptimType.EXACT_ADAGRAD, BoundsCheckMode.WARNING
+        if setting == "fastest":
+            optimizer, bounds = EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE
         device = source.stored.device
         tables = [source.tables(f) for f in range(len(source.specs))]
         self.order = sorted(range(len(tables)), key=lambda f: -len(tables[f]))
@@ -63,17 +67,3 @@ class TableBatched(nn.Module):
         first, second = vectors.split((tables - self.composed, self.composed), 1)
         head = self.compose(first[:, : self.composed], second)
         return head if first.shape[1] == self.composed else torch.cat((head, first[:, self.composed :]), 1)
-
-
-def build(
-    source: EmbeddingCollection, setting: Literal["default", "fastest"], lr: float, eps: float
-) -> tuple[TableBatched, str]:
-    """The module, and the optimizer of its backward in words.
-
-    The default setting uses exact Adagrad and checks every id. The fastest uses row-wise Adagrad, with one number of
-    state for each row, and checks no ids.
-    """
-    if setting == "fastest":
-        module = TableBatched(source, EmbOptimType.EXACT_ROWWISE_ADAGRAD, BoundsCheckMode.NONE, lr, eps)
-        return module, "row-wise Adagrad"
-    return TableBatched(source, EmbOptimType.EXACT_ADAGRAD, BoundsCheckMode.WARNING, lr, eps), "exact Adagrad"

@@ -88,8 +88,8 @@ def fbgemm(source: EmbeddingCollection, mode: str, *, setting: Literal["default"
         from . import fbgemm as peer
     except (ImportError, OSError, RuntimeError) as error:  # a build for another torch may fail in several ways
         raise Skipped(f"fbgemm_gpu cannot be imported: {str(error).splitlines()[0]}") from error
-    module, optimizer = peer.build(source, setting, LR, EPS)
-    words = f"FBGEMM {optimizer}" if mode == "step" else ""
+    module = peer.TableBatched(source, setting, LR, EPS)
+    words = f"FBGEMM {'row-wise' if setting == 'fastest' else 'exact'} Adagrad" if mode == "step" else ""
     return Contender(module, captures_step=True, optimizer=words, setting=setting, order=module.order)
 
 
