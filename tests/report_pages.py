@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 
 class Reader(HTMLParser):
-    """Tags with their attributes, the text outside of scripts, and the scripts by id."""
+    """Tags with their attributes, and the text outside of scripts."""
 
     VOID = frozenset({"meta", "input", "br", "link"})
 
@@ -12,7 +12,7 @@ class Reader(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.text, self.scripts = "", {}
+        self.text = ""
         self.feed(text)
         assert not self.open, "every tag is closed"
 
@@ -28,10 +28,8 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open[-1:] == ["script"]:
-            self.scripts[self.tags[-1][1].get("id") or str(len(self.scripts))] = data
-        elif self.open[-1:] != ["style"]:
+        if self.open[-1:] not in (["script"], ["style"]):
             self.text += data
 
-    def having(self, **wanted):
-        return [a for _, a in self.tags if all(w in (a.get(k.rstrip("_")) or "").split() for k, w in wanted.items())]
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for _, attributes in self.tags if name in (attributes.get("class") or "").split()]

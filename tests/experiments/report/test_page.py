@@ -26,7 +26,7 @@ def test_the_page_is_one_file_that_asks_nothing_of_a_network(tmp_path):
     assert not [a for tag, a in read.tags if tag in ("link", "img", "iframe") or a.get("src")]
     policy = next(a["content"] for _, a in read.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in policy and "connect-src" not in policy and "http" not in policy
-    assert len(read.having(class_="plot")) == 4 == sum(tag == "svg" for tag, _ in read.tags)
+    assert len(read.of_class("plot")) == 4 == sum(tag == "svg" for tag, _ in read.tags)
 
 
 def test_no_points_is_said():
@@ -37,11 +37,11 @@ def test_no_points_is_said():
 def test_every_point_of_every_figure_has_a_row_with_command_and_configuration():
     figures = [sweep(), sweep(name="mine", title="Mine", x="embedding_bytes")]
     read = Reader(html(figures))
-    assert len(read.having(class_="point")) == sum(len(f.points) for f in figures) == 28
+    assert len(read.of_class("point")) == sum(len(f.points) for f in figures) == 28
     assert sum(tag == "details" for tag, _ in read.tags) == 28
     for point in figures[0].points:
         assert point.command in read.text and json.dumps(point.config, indent=1, sort_keys=True) in read.text
-    assert {json.loads(a["data-keys"])[0] for a in read.having(class_="point")} == {"Figure 6", "Mine"}
+    assert {json.loads(a["data-keys"])[0] for a in read.of_class("point")} == {"Figure 6", "Mine"}
 
 
 def test_claim_numbers_and_makers_are_on_the_page():

@@ -56,4 +56,4 @@ def test_winners_at_each_size():
     assert is_clear(wins[1].best, wins[1].second) is True
     assert is_clear(wins[2].best, wins[2].second) is False  # 0.0005 apart, deviations of 0.0006 together
     read = Reader(html([figure(points)]))
-    assert len(read.having(class_="win")) == 3 and "0.45000 ± 0.00100" in read.text and "no, a tie" in read.text
+    assert len(read.of_class("win")) == 3 and "0.45000 ± 0.00100" in read.text and "no, a tie" in read.text
