@@ -1,10 +1,12 @@
 """What the conformance tests share: every scheme on a small table, and the paper's equations one id at a time."""
 
 import copy
+import io
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -127,6 +129,14 @@ def bags_by_torch(dense: Tensor, ids: Tensor, offsets: Tensor, mode: str, weight
         count = F.embedding_bag(ids, torch.ones_like(flat[:, :1]), mode="sum", **options)
         pooled = total / count.clamp(min=1)
     return pooled.unflatten(1, dense.shape[1:])
+
+
+def reloaded(value: Any, **options: bool) -> Any:
+    """What ``torch.load`` reads from what ``torch.save`` wrote."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)
 
 
 def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32, name: str = "") -> None:

@@ -1,13 +1,13 @@
 """Saving, loading, copying and moving: what is saved, what is refused, and modules that come from nowhere."""
 
 import copy
-import io
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from oracles import CASES, FEW, D, N, dense_by_hand, fill_
+from oracles import CASES, FEW, D, N, dense_by_hand, fill_, reloaded
 from torch import nn
 from torch.nn.utils import prune
 
@@ -55,27 +55,20 @@ def assert_equal(a: Tables, b: Tables) -> None:
 def test_state_dict_round_trip(case: str) -> None:
     module, other = (fill_(Embedding(N, D, CASES[case]), seed) for seed in (0, 1))
     assert not torch.equal(module.to_dense(), other.to_dense())
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(reloaded(module.state_dict(), weights_only=True))
     assert_equal(module, other)
 
 
 @pytest.mark.parametrize("case", FEW)
-@pytest.mark.parametrize("via", ["pickle", "deepcopy", "save"])
-def test_copies(case: str, via: str) -> None:
+@pytest.mark.parametrize(
+    "copied",
+    [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy, lambda m: reloaded(m, weights_only=False)],
+    ids=["pickle", "deepcopy", "save"],
+)
+def test_copies(case: str, copied: Callable[[Tables], Tables]) -> None:
     module = fill_(EmbeddingBag(N, D, CASES[case], padding_idx=3, mode="sum"))
     module(IDS[:, None]).sum().backward()
-    if via == "pickle":
-        other = pickle.loads(pickle.dumps(module))
-    elif via == "deepcopy":
-        other = copy.deepcopy(module)
-    else:
-        file = io.BytesIO()
-        torch.save(module, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
+    other = copied(module)
     assert_equal(module, other)
     assert other.mode == "sum" and other.scheme == module.scheme and other.padding_idx == 3
     with torch.no_grad():

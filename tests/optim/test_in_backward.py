@@ -1,12 +1,12 @@
 """Updates within the backward pass: one step a pass, whatever is looked up in it, and no gradient left behind."""
 
 import copy
-import io
 import warnings
 
 import pytest
 import torch
 from optimizers import CLASSES, NAMES, batches, collection, loss_of, oracle, run, same, twin, use
+from oracles import reloaded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -118,10 +118,7 @@ def test_state_survives_and_remove_gives_the_gradients_back(name):
     module, optimizer, dense, theirs = pair(name)
     run(dense, theirs, 8, 1)
     run(module, optimizer, 8, 1)
-    file = io.BytesIO()
-    torch.save((module.state_dict(), optimizer.state_dict()), file)
-    file.seek(0)
-    tables, state = torch.load(file)
+    tables, state = reloaded((module.state_dict(), optimizer.state_dict()))
     loaded = twin(collection(seed=3))
     again = optim.apply_in_backward(loaded, CLASSES[name], lr=9.0)
     run(loaded, again, 8, 5)

@@ -4,12 +4,12 @@ The oracle is a dense twin under ``torch.optim``, in float64, which takes the sa
 """
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
+from oracles import reloaded
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
@@ -71,10 +71,7 @@ def parameter(module: nn.Module) -> nn.Parameter:
 
 
 def saved(value: object) -> Tensor:
-    buffer = io.BytesIO()
-    torch.save({"value": value}, buffer)
-    buffer.seek(0)
-    loaded: Tensor = torch.load(buffer, weights_only=True)["value"]
+    loaded: Tensor = reloaded({"value": value}, weights_only=True)["value"]
     assert type(loaded) in (Tensor, nn.Parameter)
     return loaded
 

@@ -1,12 +1,12 @@
 """The optimizers among modules: checkpoints, reads from outside, parameter groups, and what is refused."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 from optimizers import CLASSES, NAMES, batches, collection, loss_of, oracle, run, twin, use
+from oracles import reloaded
 from torch import nn
 
 import quorem
@@ -32,11 +32,7 @@ def test_a_loaded_or_copied_run_continues_bit_for_bit(name, options, dtype, in_b
 
     module, optimizer = made(0, lr=0.01)
     run(module, optimizer, 40)
-    file = io.BytesIO()
-    torch.save((optimizer.state_dict(), module.state_dict()), file)
-    file.seek(0)
-    saved_optimizer, saved_module = torch.load(file)
-
+    saved_optimizer, saved_module = reloaded((optimizer.state_dict(), module.state_dict()))
     loaded, other = made(5, lr=1.0)
     run(loaded, other, 3)  # the steps these rows missed must not reach the loaded ones
     other.load_state_dict(saved_optimizer)
