@@ -8,6 +8,8 @@ import pytest
 import torch
 from oracles import fill_
 from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import orthogonal
 
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, Hash, HotCold, Path, Pool, Table, optim
@@ -298,3 +300,12 @@ def test_narrow_rows_of_half_precision_run_in_onnx_runtime(tmp_path: pathlib.Pat
     quorem.export(table, (ids,), tmp_path / "table.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "table.onnx")
     assert session.get_outputs()[0].shape[-1] == D
+
+
+@pytest.mark.parametrize("change", [lambda m: prune.random_unstructured(m, "0", 0.5), lambda m: orthogonal(m, "0")])
+def test_a_matrix_may_be_pruned_or_parametrized(change) -> None:  # type: ignore[no-untyped-def]
+    table = Embedding(50, 8, Full(width=4))
+    change(table.projections)
+    expected = table.tables()[0] @ getattr(table.projections, "0")
+    torch.testing.assert_close(table(torch.arange(50)), expected)
+    torch.testing.assert_close(table.to_dense(), expected)

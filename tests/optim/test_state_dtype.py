@@ -15,6 +15,7 @@ from quorem.ops.state import NARROW
 
 STATE_DTYPES = ["bfloat16", "log8"]
 NUMBERS = log8_numbers(torch.device("cpu"))
+DENSE = Embedding(9, 4)
 
 
 def sums_of(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensor:
@@ -144,6 +145,17 @@ def test_a_state_is_loaded_into_another_dtype(state_dtype: str) -> None:
     )
 
 
+def test_torch_does_not_take_codes_for_sums() -> None:
+    table = Embedding(40, 4)
+    ours = optim.Adagrad(table.parameters(), state_dtype="log8")
+    theirs = torch.optim.Adagrad(table.parameters())
+    table.stored.grad = torch.ones_like(table.stored)
+    ours.step()
+    theirs.load_state_dict(ours.state_dict())
+    with pytest.raises(KeyError, match="sum"):
+        theirs.step()
+
+
 def test_a_table_grows_with_its_state_and_a_network_keeps_that_of_torch() -> None:
     table, layer = Embedding(40, 4, quorem.Full(), sparse=True), nn.Linear(4, 1)
     optimizer = optim.Adagrad([table.stored, layer.weight], state_dtype="log8", initial_accumulator_value=0.25)
@@ -162,6 +174,8 @@ def test_a_table_grows_with_its_state_and_a_network_keeps_that_of_torch() -> Non
         (lambda m: optim.Adagrad(m.parameters(), state_dtype="int8"), r"\('int8'\) must be .*'log8' for adagrad"),
         (lambda m: optim.RowWiseAdagrad(m.parameters(), state_dtype="log8"), "must be one of 'float32' for rowwise"),
         (lambda m: optim.Adagrad(m.double().parameters(), state_dtype="log8"), "'float32' for adagrad .*float64"),
+        (lambda m: optim.Adagrad(DENSE.double().parameters(), state_dtype="log8"), "float64"),
+        (lambda m: optim.Adagrad(DENSE.parameters(), state_dtype="log8", weight_decay=0.1), "must be 0"),
     ],
 )
 def test_what_cannot_be_kept_in_few_bits_is_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -131,7 +131,9 @@ class StoredTables(nn.Module):
         """``projections`` in the dtype of the vectors: ``quantize_`` rounds them to bfloat16."""
         if isinstance(self.projections, tuple):
             return []
-        found = self.projections._parameters.values()  # iteration over the list takes ten times as long
+        found: Iterable[Tensor | None] = self.projections._parameters.values()  # ten times as fast as the list
+        if self.projections._buffers or self.projections._modules:  # pruning or a parametrization computes a matrix
+            found = self.projections
         matrices: list[Tensor] = [matrix for matrix in found if matrix is not None]
         return [matrix.to(self.dtype) for matrix in matrices] if self.bits else matrices
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ..modules.lookup import module_of
 from ..ops import replay
 from ..ops.state import NARROW, AdagradConstants, check_state_dtype
 from ..optimizer_names import StateDtype
@@ -95,8 +94,7 @@ class Adagrad(RowOptimizer):
     def _is_by_row(self, p: Tensor) -> bool:
         total = self.state.get(p, {}).get("sum")  # a loaded one may be what torch does not have
         loaded = total is not None and (total.shape != p.shape or total.dtype in {*NARROW} - {p.dtype})
-        narrow = self.state_dtype != "float32" and module_of(p) is not None
-        return super()._is_by_row(p) or loaded or narrow
+        return super()._is_by_row(p) or loaded
 
     def _start_dense(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])

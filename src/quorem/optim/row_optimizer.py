@@ -18,6 +18,8 @@ from ..ops.state import NARROW, RULES, STATE_DTYPES, AdamState, RowRule, Rule, c
 from ..ops.updates import Updates, update_
 from ..optimizer_names import StateDtype
 
+CODES = "_log8"  # ends the name of saved codes, which ``torch.optim`` must not take for numbers
+
 
 class RowOptimizer(torch.optim.Optimizer):
     """A ``torch.optim`` optimizer for parameters with dense gradients, and a row-wise rule for sparse gradients.
@@ -83,7 +85,7 @@ class RowOptimizer(torch.optim.Optimizer):
         for p in group["params"]:
             if self.state_dtype != "float32" and is_sharded(p):
                 raise ValueError(f"state_dtype ({self.state_dtype!r}) must be 'float32' for sharded parameters")
-            if is_sparse_table(p):
+            if self._has_rows(p):
                 self._check_rows(group, p)
 
     def _check_rows(self, group: dict[str, Any], p: Tensor) -> None:
@@ -223,7 +225,12 @@ class RowOptimizer(torch.optim.Optimizer):
     def _is_by_row(self, p: Tensor) -> bool:
         """Whether ``p``, which has a gradient, is updated row by row."""
         assert p.grad is not None
-        return p.grad.is_sparse or p in self._row_rules or is_sparse_table(p)
+        return p.grad.is_sparse or p in self._row_rules or self._has_rows(p)
+
+    def _has_rows(self, p: Tensor) -> bool:
+        """Whether ``p`` is a table that is updated row by row whatever its gradient is."""
+        tables = module_of(p)
+        return tables is not None and (tables.sparse or self.state_dtype != "float32")
 
     def flush(self) -> None:
         """Bring every row up to date.
@@ -252,13 +259,16 @@ class RowOptimizer(torch.optim.Optimizer):
         self.flush()
         saved = super().state_dict()
         for i, values in saved["state"].items():
+            values = saved["state"][i] = {name + CODES * _are_codes(value): value for name, value in values.items()}
             if isinstance(step := values.get("step"), Tensor) and not step.is_floating_point():
-                saved["state"][i] = {**values, "step": step.float()}  # torch's foreach code rejects integers
+                values["step"] = step.float()  # torch's foreach code rejects integers
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that this optimizer or the ``torch.optim`` class has saved."""
         self.flush()
+        state = {i: {n.removesuffix(CODES): v for n, v in each.items()} for i, each in state_dict["state"].items()}
+        state_dict = {**state_dict, "state": state}
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             self._check(group)
@@ -288,7 +298,5 @@ class RowOptimizer(torch.optim.Optimizer):
                 updates.collect_in(None)
 
 
-def is_sparse_table(p: Tensor) -> bool:
-    """Whether ``p`` is the ``stored`` of a module with ``sparse=True``."""
-    tables = module_of(p)
-    return tables is not None and tables.sparse
+def _are_codes(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.uint8
