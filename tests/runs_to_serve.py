@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
+
 import polars as pl
 
 import quorem
