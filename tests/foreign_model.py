@@ -1,5 +1,6 @@
 """A model of torch.nn that is compressed and trained, for tools that save it, and processes without its data."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from quorem.planner import Plan
 
 KINDS = ("qr", "counts", "quantized")
 SCHEMES = {"qr": quorem.QR(4), "quantized": quorem.QR(4, width=4)}
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)  # also of dicts of tensors
 
 
 class Recommender(nn.Module):

@@ -7,8 +7,8 @@ from pathlib import Path
 import replicas
 import torch
 import torch.distributed as dist
-from foreign_model import KINDS, batch, facts_of, train, trained
-from torch import Tensor, nn
+from foreign_model import KINDS, assert_equal, batch, facts_of, train, trained
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,12 +50,6 @@ def twins(kind: str, steps: int, sparse: bool) -> list[tuple[nn.Module, Adam]]:
         pairs.append((each, adam(each)))
         train(*pairs[-1], range(steps))
     return pairs
-
-
-def assert_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert state.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(state[name], value), name
 
 
 def data_parallel(kind: str, steps: int) -> None:

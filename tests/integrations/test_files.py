@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from foreign_model import KINDS, batch, empty, facts_of, train, trained
+from foreign_model import KINDS, assert_equal, batch, empty, facts_of, train, trained
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel
@@ -139,10 +139,7 @@ def test_models_come_back_in_a_process_without_data(tool: str, tmp_path: Path) -
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     for kind, facts in expected.items():
-        loaded = torch.load(tmp_path / kind / "loaded.pt", weights_only=True)
-        assert loaded.keys() == facts.keys()
-        for name, value in facts.items():
-            assert torch.equal(loaded[name], value), f"{kind}: {name}"
+        assert_equal(torch.load(tmp_path / kind / "loaded.pt", weights_only=True), facts)
 
 
 @pytest.mark.parametrize("kind", ["qr", "counts"])
@@ -157,8 +154,7 @@ def test_training_is_resumed_by_accelerate(kind: str, tmp_path: Path) -> None:
     resumed, optimizer = again.prepare(resumed, torch.optim.Adam(resumed.parameters(), lr=0.1))
     again.load_state(str(tmp_path / kind))
     train(resumed, optimizer, range(2, 4))
-    for name, value in facts_of(model).items():
-        assert torch.equal(facts_of(resumed)[name], value), name
+    assert_equal(facts_of(resumed), facts_of(model))
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
@@ -172,8 +168,7 @@ def test_training_is_resumed_by_lightning(in_backward: bool, kind: str, tmp_path
         callbacks = [lightning.callback(tables)] if in_backward else []
         fit_by_lightning(lightning_module(model, tables), folder, 3, resume, callbacks)
         models.append(facts_of(model))
-    for name, value in models[0].items():
-        assert torch.equal(models[1][name], value), name
+    assert_equal(models[1], models[0])
 
 
 def test_a_checkpoint_of_lightning_without_the_state_of_the_tables_is_refused(tmp_path: Path) -> None:

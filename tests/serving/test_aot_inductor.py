@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import invoke
 from foreign_model import KINDS, batch, trained
 from oracles import fill_
-from typer.testing import CliRunner
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Table, export, quantize_, save
-from quorem.cli import app
 from quorem.models import DLRM
 from quorem.serving.export import export_named
 
@@ -59,9 +58,7 @@ def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path)
         cases.append(((dense, ids), expected))
     save(model, tmp_path / "model")
     torch.save(cases, tmp_path / "cases")
-    arguments = ["export", "--format", "aot-inductor", str(tmp_path / "model"), "--out", str(tmp_path / "model.pt2")]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
+    invoke("export", "--format", "aot-inductor", tmp_path / "model", "--out", tmp_path / "model.pt2")
     fresh = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt2"), str(tmp_path / "cases")]
     run = subprocess.run(fresh, capture_output=True, text=True, cwd=tmp_path)
     if run.returncode == -signal.SIGSEGV and not loads_a_package_of_torch_alone(tmp_path):

@@ -7,26 +7,19 @@ import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
+from commands import invoke
 from hot_cold_cases import hot_and_cold
 from runs_to_serve import ROWS
-from typer.testing import CliRunner
 
 import quorem
-from quorem.cli import app
 from quorem.data.prepared import Prepared
 from quorem.paper.partitions import ExplicitPartition
 from quorem.serving.inspection import inspect
 from quorem.training.model import data_identity
 
 
-def shown(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["inspect", *map(str, arguments)], env={"COLUMNS": "220"})
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_a_run(folder: Path) -> None:
-    facts = json.loads(shown(folder / "run", "--json", "--verify"))
+    facts = json.loads(invoke("inspect", folder / "run", "--json", "--verify").output)
     assert facts["kind"] == "run" and facts["verified"] and facts["data"] == data_identity(Prepared(folder / "log"))
     user, _, tags = facts["tables"]
     model, n = quorem.load(folder / "run").model, len(Prepared(folder / "log").frequencies("user"))
@@ -35,7 +28,7 @@ def test_a_run(folder: Path) -> None:
     assert stored == model.embeddings.stored.nbytes
     assert user["compression"] == n * 4 * 4 / user["bytes_in_memory"]
     assert facts["bytes_on_disk"] == sum(p.stat().st_size for p in (folder / "run").rglob("*") if p.is_file())
-    text = shown(folder / "run")
+    text = invoke("inspect", folder / "run").output
     assert "HotCold(num_hot=5" in text and "log loss" in text
 
 
@@ -54,7 +47,7 @@ def test_a_file_with_lists_maps_pools_and_networks(bits: int, tmp_path: Path) ->
     by_name = {t["name"]: t for t in facts["tables"]}
     assert by_name["both"]["features"] == ["clicked", "seen"]
     assert {t["bits"] for t in facts["tables"]} == {bits or 32}
-    assert "pool pool: " in shown(tmp_path / "tables.quorem")
+    assert "pool pool: " in invoke("inspect", tmp_path / "tables.quorem").output
 
 
 @pytest.mark.parametrize("bits", [0, 4])
@@ -67,7 +60,7 @@ def test_matrices_of_narrow_rows_count(bits: int, tmp_path: Path) -> None:
 
 
 def test_data(folder: Path) -> None:
-    facts = json.loads(shown(folder / "log", "--json", "--verify"))
+    facts = json.loads(invoke("inspect", folder / "log", "--json", "--verify").output)
     assert (facts["kind"], facts["rows"], [f["ids"] for f in facts["features"]]) == ("data", ROWS, [98, 17, 4])
 
 

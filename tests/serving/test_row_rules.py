@@ -14,10 +14,9 @@ import numpy as np
 import onnxruntime
 import polars as pl
 import torch
-from typer.testing import CliRunner
+from commands import invoke
 
 import quorem
-from quorem.cli import app
 from quorem.data import ClickLog, synthesize
 from quorem.data.batches import Batch
 from quorem.data.config import PrepareConfig
@@ -119,18 +118,15 @@ def test_made_up_data_hold_the_ids_themselves(tmp_path: Path) -> None:
 
 def test_exported_scores_are_those_of_predict(tmp_path: Path) -> None:
     run = visits_run(tmp_path, PrepareConfig(vocabulary="train"))
-    done = CliRunner().invoke(app, ["export", str(run), "--format", "onnx", "--out", str(tmp_path / "model.onnx")])
-    assert done.exit_code == 0 and "model.json: how a row" in done.output
-    done = CliRunner().invoke(
-        app, ["predict", str(run), str(tmp_path / "visits.csv"), "--out", str(tmp_path / "s.csv")]
-    )
-    assert done.exit_code == 0, done.output
+    done = invoke("export", run, "--format", "onnx", "--out", tmp_path / "model.onnx")
+    assert "model.json: how a row" in done.output
+    invoke("predict", run, tmp_path / "visits.csv", "--out", tmp_path / "s.csv")
     inputs = encode_row.encode(encode_row.read_rules(tmp_path / "model.json"), rows_of(tmp_path / "visits.csv"))
     (scores,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["probabilities"], inputs)
     expected = pl.read_csv(tmp_path / "s.csv")["probability"].to_numpy()
     np.testing.assert_allclose(scores, expected, rtol=1e-5)  # two implementations of float32 matrix products
-    refused = CliRunner().invoke(app, ["export", str(run), "--format", "onnx", "--out", str(tmp_path / "model.json")])
-    assert refused.exit_code == 1 and "must not end in .json" in refused.output
+    refused = invoke("export", run, "--format", "onnx", "--out", tmp_path / "model.json", code=1)
+    assert "must not end in .json" in refused.output
 
 
 def test_rows_of_json_are_those_of_text(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ import onnxruntime
 import polars as pl
 import torch
 from click_logs import random_lines
+from commands import invoke
 from runs_of_training import small_run
 from runs_to_serve import COLUMNS, ROWS, table
-from typer.testing import CliRunner
 
 import quorem
-from quorem.cli import app
 from quorem.data.batches import Batch
 from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
@@ -95,9 +94,8 @@ def test_a_labelled_file_has_metrics_and_unseen_values(kind: str, folder: Path, 
     expected = dataclasses.asdict(scorer.evaluate(data))
     assert dataclasses.asdict(done.metrics) == pytest.approx(expected, rel=1e-6)
     rows.with_columns(user=pl.lit("nobody")).write_csv(tmp_path / "new.csv")
-    command = ["predict", str(folder / "run"), str(tmp_path / "new.csv"), "--out", str(tmp_path / "scores.csv")]
-    shown = CliRunner().invoke(app, [*command, "--unknown", "missing", "--label", "click"])
-    assert shown.exit_code == 0, shown.output
+    options = ("--out", tmp_path / "scores.csv", "--unknown", "missing", "--label", "click")
+    shown = invoke("predict", folder / "run", tmp_path / "new.csv", *options)
     assert f"user: {stop - start} values are not in the training rows" in shown.output
     assert "log loss" in shown.output and "AUC" in shown.output
     with pytest.raises(ValueError, match="has no column clock"):
@@ -117,7 +115,7 @@ def test_values_that_only_later_rows_have_are_counted(folder: Path, tmp_path: Pa
         train(RunConfig(data=data_identity(data), scheme=quorem.QR(4), embedding_dim=4), data, run)
         done = predict(Scorer(run), tmp_path / "log.parquet", tmp_path / "scores.csv")
         assert done.unseen == {"user": 50}
-    shown = CliRunner().invoke(app, ["evaluate", str(run), "--split", "test"])
+    shown = invoke("evaluate", run, "--split", "test")
     assert f"user: {stop - max(start, 650)} values are not in the training rows" in shown.output, shown.output
 
 
@@ -156,15 +154,15 @@ def test_ctrl_c_ends_with_one_line_and_keeps_the_file_from_before(
 
     monkeypatch.setattr(Scorer, "logits_of_rows", interrupted)
     table().drop("tags").with_columns(tags=pl.lit("t1")).write_csv(tmp_path / "rows.csv")
-    command = ["predict", str(folder / "run"), str(tmp_path / "rows.csv"), "--out", str(tmp_path / name)]
+    command = ["predict", folder / "run", tmp_path / "rows.csv", "--out", tmp_path / name]
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     try:
         for before, told in ((None, "nothing was written"), (b"before", "the file from before is kept")):
             calls.clear()
             if before is not None:
                 (tmp_path / name).write_bytes(before)
-            done = CliRunner().invoke(app, command)
-            assert (done.exit_code, len(calls)) == (130, 3), done.output
+            done = invoke(*command, code=130)
+            assert len(calls) == 3
             assert done.stderr == f"quorem: interrupted; {tmp_path / name}: {told}\n"
             assert "Traceback" not in capfd.readouterr().err
             assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", *([name] if before else [])]
@@ -267,23 +265,18 @@ def test_runs_that_cannot_score(log: Prepared, folder: Path, tmp_path: Path) -> 
 
 
 def test_commands(folder: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["evaluate", str(folder / "run")], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
     loss = f"{Scorer(folder / 'run').evaluate(Prepared(folder / 'log')).log_loss:.5f}"
-    assert loss in done.output
-    data = ["--data", str(folder / "log"), "--split", "validation", "--bits", "4"]
-    assert CliRunner().invoke(app, ["evaluate", str(folder / "run"), *data]).exit_code == 0
+    assert loss in invoke("evaluate", folder / "run").output
+    invoke("evaluate", folder / "run", "--data", folder / "log", "--split", "validation", "--bits", "4")
     table().write_parquet(tmp_path / "rows.parquet")
-    names = [str(folder / "run"), str(tmp_path / "rows.parquet"), "--out", str(tmp_path / "scores.csv"), "--bits", "8"]
-    done = CliRunner().invoke(app, ["predict", *names], env={"COLUMNS": "200"})
-    assert done.exit_code == 0 and f"{ROWS} rows, " in done.output, done.output
+    files = tmp_path / "rows.parquet", "--out", tmp_path / "scores.csv"
+    assert f"{ROWS} rows, " in invoke("predict", folder / "run", *files, "--bits", "8").output
     assert len(pl.read_csv(tmp_path / "scores.csv")) == ROWS
-    done = CliRunner().invoke(app, ["export", str(folder / "run"), "--out", str(tmp_path / "model.onnx")])
-    assert done.exit_code == 0 and "DLRM, onnx" in done.output and "bags given by offsets" in done.output
+    done = invoke("export", folder / "run", "--out", tmp_path / "model.onnx")
+    assert "DLRM, onnx" in done.output and "bags given by offsets" in done.output
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     assert [put.name for put in session.get_inputs()] == ["dense", "ids", "offsets"]  # the run has lists
-    done = CliRunner().invoke(app, ["predict", str(tmp_path), names[1], "--out", names[3]])
-    assert done.exit_code == 1 and "is not the folder of a run" in done.output
+    assert "is not the folder of a run" in invoke("predict", tmp_path, *files, code=1).output
 
 
 def test_rows_of_missing_values_only_and_no_rows(folder: Path) -> None:
@@ -321,10 +314,9 @@ def test_a_run_knows_the_separators_of_its_file(tmp_path: Path) -> None:
     """Given other ones, lists would be taken for values that no training row had."""
     text = table().with_columns(pl.col("tags").list.join(" "))
     text.write_csv(tmp_path / "log.csv", separator=";")
-    arguments = ["prepare", "table", str(tmp_path / "log.csv"), str(tmp_path / "log"), "--label", "click"]
-    names = ["--dense", "price", "--categorical", "user,item,tags", "--multi", "tags", "--multi-separator", " "]
-    done = CliRunner().invoke(app, [*arguments, *names, "--vocabulary", "train"])
-    assert done.exit_code == 0 and "fields are separated by ';'" in done.output, done.output
+    arguments = ("prepare", "table", tmp_path / "log.csv", tmp_path / "log", "--label", "click")
+    names = ("--dense", "price", "--categorical", "user,item,tags", "--multi", "tags", "--multi-separator", " ")
+    assert "fields are separated by ';'" in invoke(*arguments, *names, "--vocabulary", "train").output
     data = Prepared(tmp_path / "log")
     train(small_run(data, scheme=quorem.QR(4), threshold=20), data, tmp_path / "run")
     predict(quorem.load(tmp_path / "run"), tmp_path / "log.csv", tmp_path / "scores.parquet")

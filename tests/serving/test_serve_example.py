@@ -19,10 +19,9 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import torch
 import uvicorn
-from typer.testing import CliRunner
+from commands import invoke
 
 import quorem
-from quorem.cli import app
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
 
@@ -32,8 +31,7 @@ ROW = {"price": 2.5, "user": "user 7", "item": "4", "tags": "t0|t1"}
 
 @pytest.fixture(scope="module")
 def port(folder: Path) -> Iterator[int]:
-    done = CliRunner().invoke(app, ["export", str(folder / "run"), "--out", str(folder / "model.onnx")])
-    assert done.exit_code == 0, done.output
+    invoke("export", folder / "run", "--out", folder / "model.onnx")
     sys.path.insert(0, str(EXAMPLE.parent))
     try:
         example = importlib.import_module("serve")
