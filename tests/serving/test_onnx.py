@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, export, quantize_
 from quorem.models import DCN, DLRM
+from quorem.modules.tied import TiedLinear
 from quorem.serving.export import export_named
 
 UNKNOWN = [-1, -N, -(2**63), N, N + 1, 2**31, 2**40, 2**62, 2**63 - 1]  # ids that a table of N ids does not have
@@ -193,6 +194,16 @@ def test_bags_of_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
     weights = [tuple(weight.dims) for weight in onnx.load(str(path)).graph.initializer]
     assert weights.count(tuple(module.stored.shape)) == 1  # every row is there once
     assert sum(sizes == (31744, 1) for sizes in weights) == bool(bits)  # the scales, too
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_a_tied_head_in_few_bits(width: int | None, tmp_path: Path) -> None:
+    """Sums of rows are scored by products with all rows."""
+    scheme = HotCold(5, cold=Pool(40), num_rest=10, width=width, force=True)
+    embedding = quantize_(fill_(Embedding(N, D, scheme)), 8)
+    model, path = nn.Sequential(embedding, TiedLinear(embedding)), tmp_path / "model.onnx"
+    export(model, (IDS,), path, output_names=["scores"])
+    assert_near(run(path, input=IDS)["scores"], model(IDS).detach())
 
 
 def test_raw_ids(tmp_path: Path) -> None:

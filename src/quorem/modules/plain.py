@@ -214,7 +214,7 @@ def _read(group: Group, rows: Sequence[Tensor]) -> list[Tensor]:
     if not bits:
         numbers = [_cast(F.embedding(each, stored), accumulator(stored)) for each in rows]
     else:  # all rows at once: fewer operators
-        numbers = list(_dequantized(stored, torch.stack(list(rows)), width, bits).unbind())
+        numbers = list(dequantized(stored, torch.stack(list(rows)), width, bits).unbind())
     return numbers if group.num_slots == 1 else [each.flatten(-2) for each in numbers]
 
 
@@ -223,7 +223,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def _dequantized(stored: Tensor, rows: Tensor, width: int, bits: int) -> Tensor:
+def dequantized(stored: Tensor, rows: Tensor, width: int, bits: int) -> Tensor:
     """``codes.dequantize`` without a view of bytes as another dtype, which ONNX does not have.
 
     Products with small matrices are exact here, and ONNX Runtime broadcasts last axes more slowly.
