@@ -17,7 +17,7 @@ from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
 from .lookup import lookup as plain_lookup
-from .pieces import Gradient, Pieces, SplitGradient, whole
+from .pieces import Pieces
 from .rows import IdBatch
 from .updates import Lookup, Updates, uncompiled
 
@@ -92,11 +92,11 @@ def lookup_projected(
         vectors: Tensor = split[1]
         return vectors
     if (collector := collector_of(updates, stored)) is not None:
-        narrow, vectors = collector.read(lambda: split, Lookup(batch, layout, pieces))
+        vectors = collector.read(split, Lookup(batch, layout, pieces), *matrices)
     else:
-        is_sparse = sparse and _may_be_sparse()
-        narrow, vectors = _Lookup.apply(*batch, stored, *layout, None, options["names"], is_sparse, split, pieces)
-    return projection.project_split(narrow, vectors, pieces, matrices)
+        rest = (None, options["names"], sparse and _may_be_sparse(), split, pieces, *matrices)
+        vectors = _Lookup.apply(*batch, stored, *layout, *rest)
+    return vectors
 
 
 def gather_rows(rows: Tensor, stored: Tensor, updates: Updates, options: ReadOptions, sparse: bool = False) -> Tensor:
@@ -114,28 +114,37 @@ def _may_be_sparse() -> bool:
     return DistributedDataParallel._active_ddp_module is None
 
 
+_FIELDS = len(Layout._fields)
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        ids, offsets, sample_weights, ctx.mean, stored, *layout, invalid, names, ctx.sparse, split, ctx.pieces = inputs
-        ctx.save_for_backward(ids, offsets, sample_weights, stored, *layout)
-        if split is not None:
-            return split
+        ids, offsets, sample_weights, ctx.mean, stored, *rest = inputs
+        layout, (invalid, names, ctx.sparse, split, ctx.pieces, *matrices) = rest[:_FIELDS], rest[_FIELDS:]
+        narrow, vectors = (None, None) if split is None else split
+        ctx.save_for_backward(ids, offsets, sample_weights, stored, *layout, narrow, *matrices)
+        if vectors is not None:
+            return vectors
         counted = {} if invalid is None else {"invalid": invalid}
         batch = IdBatch(ids, offsets, sample_weights, ctx.mean)
-        vectors: Tensor = call("lookup", batch, stored, Layout(*layout), names=names, **counted)
-        return vectors
+        return call("lookup", batch, stored, Layout(*layout), names=names, **counted)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = SplitGradient(*grads, ctx.pieces) if len(grads) == 2 else grads[0]
-        ids, offsets, sample_weights, stored, *layout = ctx.saved_tensors
-        inputs = (grad, IdBatch(ids, offsets, sample_weights, ctx.mean), stored, Layout(*layout))
+    def backward(ctx: Any, grad: Any) -> tuple[Tensor | None, ...]:
+        ids, offsets, sample_weights, stored, *rest = ctx.saved_tensors
+        layout, (narrow, *matrices) = Layout(*rest[:_FIELDS]), rest[_FIELDS:]
+        batch, nothing = IdBatch(ids, offsets, sample_weights, ctx.mean), [None] * (_FIELDS + 5)
         to_weights = to_stored = None
         with unwatched():
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-                to_weights, to_stored = _differentiable_gradients(*inputs)
-                return None, None, to_weights, None, to_stored, *[None] * (len(Layout._fields) + 5)
+                found = _differentiable_gradients(grad, batch, stored, layout, ctx.pieces, matrices)
+                to_weights, to_stored, *of_matrices = found
+                return None, None, to_weights, None, to_stored, *nothing, *of_matrices
+            of_rows, of_matrices = grad, list[Tensor | None]()
+            if matrices:
+                of_rows, of_matrices = projection.split_gradient(grad, narrow, ctx.pieces, matrices)
+            inputs = (of_rows, batch, stored, layout)
             if ctx.needs_input_grad[2]:
                 to_weights = call("sample_weights_backward", *inputs).to(sample_weights.dtype)
             if ctx.needs_input_grad[4] and ctx.sparse:
@@ -144,16 +153,17 @@ class _Lookup(torch.autograd.Function):
                 to_stored = torch.sparse_coo_tensor(rows[None], values, stored.shape, check_invariants=False)
             elif ctx.needs_input_grad[4]:
                 to_stored = call("backward", *inputs)
-        return None, None, to_weights, None, to_stored, *[None] * (len(Layout._fields) + 5)
+        return None, None, to_weights, None, to_stored, *nothing, *of_matrices
 
 
 def _differentiable_gradients(
-    grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of sample weights and of ``stored`` by torch's own operators, for a gradient of these gradients."""
-    weights = batch.sample_weights
-    inputs = [tensor for tensor in (weights, stored) if tensor is not None and tensor.requires_grad]
+    grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout, pieces: Pieces, matrices: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of sample weights, ``stored`` and matrices by torch's operators, for a gradient of these."""
+    inputs = [batch.sample_weights, stored, *matrices]
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     vectors = plain_lookup(batch, stored, layout)
-    found = iter(torch.autograd.grad(vectors, inputs, whole(grad, stored.shape[1]), create_graph=True))
-    to_weights = next(found) if weights is not None and weights.requires_grad else None
-    return to_weights, next(found, None)
+    if matrices:
+        vectors = projection.projected(vectors.flatten(1), pieces, matrices)
+    found = iter(torch.autograd.grad(vectors, wanted, grad, create_graph=True))
+    return [None if tensor is None or not tensor.requires_grad else next(found) for tensor in inputs]

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .lagging import in_memory, unwatched
-from .pieces import Gradient, SplitGradient
+from .pieces import Gradient
+from .projection import split_gradient
 from .updates import Lookup, Read, Updates, joined, update_
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
@@ -42,13 +43,13 @@ class Collector:
         # Only the autograd engine keeps a pass alive, so the reads of a pass that fails are dropped with it.
         self._passes: dict[int, weakref.ref[_Pass]] = {}  # a WeakValueDictionary would take more time
 
-    def read(self, vectors: Any, read: Read) -> Any:
+    def read(self, vectors: Any, read: Read, *matrices: Tensor) -> Any:
         """The result of a read, connected so that its gradient comes to this collector.
 
-        ``vectors`` is this result; or, if only ``stored`` gets a gradient, a function that computes it, or both
-        results of a lookup with ``pieces``.
+        ``vectors`` is this result; or, if only ``stored`` gets a gradient, a function that computes it; or, with the
+        ``matrices`` of a lookup with ``pieces``, what ``projection.lookup_split`` returns.
         """
-        return _Collected.apply(self.stored, vectors, self, read)
+        return _Collected.apply(self.stored, vectors, self, read, *matrices)
 
     def close(self) -> None:
         """Let the gradients of ``stored`` go to ``stored.grad`` again."""
@@ -106,30 +107,35 @@ class _Pass:
 
 class _Collected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read) -> Any:
+    def forward(ctx: Any, stored: Tensor, vectors: Any, collector: Collector, read: Read, *matrices: Tensor) -> Any:
         if (ddp := DistributedDataParallel._active_ddp_module) is not None:  # set during its forward pass alone
             collector.join_replicas(ddp)
-        computed_here = callable(vectors)
-        ctx.collected = collector, read, collector.versions._version, computed_here
-        inputs = read.batch[:3] if isinstance(read, Lookup) else (read,)
-        ctx.save_for_backward(*inputs)
+        ctx.collected = collector, read, collector.versions._version
+        narrow, vectors = vectors if matrices else (None, vectors)
+        inputs = read.batch[:3] if isinstance(read, Lookup) else (read, None, None)
+        ctx.save_for_backward(*inputs, narrow, *matrices)
         kind = inputs[0].device.type
         ctx.in_float16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-        return vectors() if computed_here else vectors.view_as(vectors)
+        if matrices:
+            return vectors
+        return vectors() if callable(vectors) else vectors.view_as(vectors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Any) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
-        collector, read, version, computed_here = ctx.collected
-        _ = ctx.saved_tensors  # an error if ids, offsets or weights have been written into since
-        if _is_asked_for(ctx.next_functions[0][0]):
+        collector, read, version = ctx.collected
+        _, _, _, narrow, *matrices = ctx.saved_tensors  # an error if one has been written into since
+        to_vectors, of_matrices = grad if ctx.needs_input_grad[1] else None, list[Tensor | None]()
+        if matrices:
+            grad, of_matrices = split_gradient(grad, narrow, read.pieces, matrices)
+        if ctx.needs_input_grad[0] and _is_asked_for(ctx.next_functions[0][0]):
             if ctx.in_float16:
                 raise RuntimeError(
                     "apply_in_backward must not be used under float16 autocast, whose losses GradScaler multiplies: its"
                     " steps would be as much too large; use bfloat16, or remove() its optimizer and call step()"
                 )
-            collector.collect(read, SplitGradient(*grads, read.pieces) if len(grads) == 2 else grads[0], version)
-        return None, None if computed_here else grads[0], None, None
+            collector.collect(read, grad, version)
+        return None, to_vectors, None, None, *of_matrices
 
 
 def _is_asked_for(accumulator: torch.autograd.graph.Node) -> bool:

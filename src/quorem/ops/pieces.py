@@ -7,8 +7,9 @@ is one feature's part of both; without a matrix it is copied.
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import gcd
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -62,12 +63,31 @@ class Pieces(tuple[Piece, ...]):
         return Pieces(piece._replace(start=start) for piece, start in zip(found, starts, strict=False))
 
     @cached_property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Of the matrices."""
+        return [(width, dim) for _, (width, dim) in sorted({(p.matrix, (p.width, p.dim)) for p in self.narrow})]
+
+    @cached_property
+    def widths_by_dim(self) -> list[tuple[int, list[int]]]:
+        """The widths of matrices that follow one another and have the same ``dim``."""
+        return [(dim, [width for width, _ in group]) for dim, group in groupby(self.shapes, itemgetter(1))]
+
+    @cached_property
     def integers(self) -> "array[int]":
         """The pieces as CPU kernels read them, PIECE_COLUMNS numbers each."""
         kept = {piece.column: piece.start for piece in self.narrow}
-        sizes = {piece.matrix: piece.width * piece.dim for piece in self.narrow}
-        sums = dict(zip(sorted(sizes), accumulate((sizes[m] for m in sorted(sizes)), initial=0), strict=False))
-        return array("q", [n for p in self for n in (*p, kept.get(p.column, 0), sums.get(p.matrix, 0))])
+        sums = [*accumulate((width * dim for width, dim in self.shapes), initial=0)]
+        return array("q", [n for p in self for n in (*p, kept.get(p.column, 0), sums[max(p.matrix, 0)])])
+
+    @cached_property
+    def gradient_columns(self) -> "array[int]":
+        """Where a ``SplitGradient`` has each composed column: 0 for ``narrow`` or 1 for ``vectors``, and its column."""
+        places, kept = list[int](), iter(self.narrow)
+        for piece in self:
+            part, first = (1, piece.column) if piece.matrix < 0 else (0, next(kept).start)
+            for column in range(first, first + piece.width):
+                places += (part, column)
+        return array("q", places)
 
 
 NO_PIECES = Pieces()

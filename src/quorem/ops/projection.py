@@ -10,7 +10,7 @@ from torch import Tensor
 from . import cpu, gpu
 from .declare import device_of, is_eager, is_traced
 from .layout import Layout
-from .pieces import Piece, Pieces
+from .pieces import Piece, Pieces, SplitGradient
 from .rows import IdBatch, accumulator
 
 
@@ -19,7 +19,7 @@ def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Ten
     if not is_eager() or is_traced():
         return projected(composed, pieces, matrices)
     if torch.is_grad_enabled() and (composed.requires_grad or any(m.requires_grad for m in matrices)):
-        differentiable: Tensor = _Project.apply(composed, None, pieces, *matrices)
+        differentiable: Tensor = _Project.apply(composed, pieces, *matrices)
         return differentiable
     vectors: Tensor = _fused("project", composed, composed, pieces, matrices)
     return projected(composed, pieces, matrices) if vectors is NotImplemented else vectors
@@ -28,16 +28,19 @@ def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Ten
 def lookup_split(batch: IdBatch, stored: Tensor, layout: Layout, *args: Any, **options: Any) -> Any:
     """The composed rows of ``Pieces.narrow`` and the vectors ``[B, sum of D]`` of single ids, without gradients.
 
-    They are connected with their gradients by ``project_split``. NotImplemented where no kernel does it in one.
+    NotImplemented where no kernel does it in one.
     """
     is_plain = device_of((batch, stored, layout)) is cpu
     return _fused("lookup_split", stored, batch, stored, layout, *args, **options) if is_plain else NotImplemented
 
 
-def project_split(narrow: Tensor, vectors: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
-    """The vectors, whose gradient also goes to the composed rows of narrow pieces and to the matrices."""
-    connected: Tensor = _Project.apply(narrow, vectors, pieces.narrow, *matrices)
-    return connected
+def split_gradient(
+    grad: Tensor, narrow: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
+) -> tuple[SplitGradient, list[Tensor | None]]:
+    """The gradients of the composed rows and of each matrix, without autograd, after ``lookup_split``."""
+    grad = grad.contiguous()
+    of_narrow, of_matrices = _gradients(grad, narrow, pieces.narrow, matrices)
+    return SplitGradient(of_narrow, grad, pieces), of_matrices
 
 
 def projected(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
@@ -85,26 +88,26 @@ def _fused(name: str, rows: Tensor, *args: Any, **options: Any) -> Any:
     return kernels[name](*args, **options) if name in kernels else NotImplemented
 
 
+def _gradients(
+    grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """``project_backward`` by the kernel of the device, if there is one."""
+    args = (grad, composed, pieces, matrices)
+    gradients = NotImplemented if torch.is_grad_enabled() else _fused("project_backward", grad, *args)
+    of_composed, sums = project_backward(*args) if gradients is NotImplemented else gradients
+    both = zip(sums, matrices, strict=True)
+    return of_composed, [g if g is None or g.dtype == m.dtype else g.to(m.dtype) for g, m in both]
+
+
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, composed: Tensor, vectors: Tensor | None, pieces: Pieces, *matrices: Tensor) -> Tensor:
+    def forward(ctx: Any, composed: Tensor, pieces: Pieces, *matrices: Tensor) -> Tensor:
         ctx.pieces = pieces
         ctx.save_for_backward(composed, *matrices)
-        if vectors is None:
-            return project(composed, pieces, matrices)
-        ctx.mark_dirty(vectors)  # a lookup has projected already
-        return vectors
+        return project(composed, pieces, matrices)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         composed, *matrices = ctx.saved_tensors
-        grad = grad.contiguous()
-        args = (grad, composed, ctx.pieces, matrices)
-        gradients = NotImplemented if torch.is_grad_enabled() else _fused("project_backward", grad, *args)
-        of_composed, of_matrices = project_backward(*args) if gradients is NotImplemented else gradients
-        return (
-            of_composed,
-            grad if ctx.needs_input_grad[1] else None,
-            None,
-            *(g if g is None else g.to(m.dtype) for g, m in zip(of_matrices, matrices, strict=True)),
-        )
+        of_composed, of_matrices = _gradients(grad.contiguous(), composed, ctx.pieces, matrices)
+        return of_composed, None, *of_matrices

@@ -136,7 +136,7 @@ class Lookup(NamedTuple):
 
     batch: IdBatch
     layout: Layout
-    pieces: Pieces = NO_PIECES  # where the lookup has two results, whose gradients are a ``SplitGradient``
+    pieces: Pieces = NO_PIECES  # where narrow rows are projected too, so that the gradient is a ``SplitGradient``
 
 
 Read = Lookup | Tensor  # a lookup, or rows that were read as they are

@@ -8,7 +8,6 @@ The gradients of a row are always added in the same order: slot by slot, and wit
 the bits do not depend on the number of threads. ``Sharing`` says which slots are summed together.
 """
 
-from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -118,7 +117,8 @@ def _add_block(
 def sum_slots(kind, W, source, grad_kind, grads, unit, share, num_shares):
     """Sum the gradients of the slots of a unit by row.
 
-    ``grads`` ``[S, 2]`` are the address of each slot's gradients, and the numbers from one batch entry to the next.
+    ``grads`` are one or two tensors, each an address and the numbers from one batch entry to the next; and
+    ``Pieces.gradient_columns``, 0 where the only tensor has the slots in their order.
 
     Several threads may work on the same slots, each with memory of its own: one takes the rows of tables that leave the
     remainder ``share`` when divided by ``num_shares``.
@@ -131,7 +131,10 @@ def sum_slots(kind, W, source, grad_kind, grads, unit, share, num_shares):
     for slot in range(unit.num_slots):
         s = item(INT64, unit.slots, slot)
         begin, end = slot_ids(source, s)
-        how, grad, step = composition_of(source, s), item(INT64, grads, 2 * s), item(INT64, grads, 2 * s + 1)
+        how, (first_grad, first_step, second_grad, second_step, columns) = composition_of(source, s), grads
+        part, column = (item(INT64, columns, 2 * s * W), item(INT64, columns, 2 * s * W + 1)) if columns else (0, s * W)
+        grad, step = (second_grad, second_step) if part else (first_grad, first_step)
+        grad += column * size_of(grad_kind)
         units = place_at(unit, place_of(unit, K, s, 0)).units
         width = times(W, units)
         first, last = 0, 1 if how.both else how.num_parts
@@ -215,14 +218,12 @@ def row_grads(grad: Gradient, batch: IdBatch, stored: Tensor, layout: Layout) ->
     return torch.cat(rows), torch.cat(values)
 
 
-def _addresses(parts: list[Tensor], width: int) -> "array[int]":
-    """``grads`` of ``sum_slots``; each of ``parts`` is the gradient of one or several slots."""
-    numbers: list[int] = []
-    for part in parts:  # asking each slot for its address would take as long as a small batch
-        first, step, size = part.data_ptr(), part.stride(0), part.itemsize
-        for address in range(first, first + part.shape[1] * size, width * size):
-            numbers += (address, step)
-    return array("q", numbers)
+def _in_memory(grad: Gradient) -> tuple[int, ...]:
+    """``grads`` of ``sum_slots``."""
+    if isinstance(grad, SplitGradient):
+        narrow, vectors = ((part.data_ptr(), part.stride(0)) for part in grad[:2])
+        return (*narrow, *vectors, grad.pieces.gradient_columns.buffer_info()[0])
+    return (grad.data_ptr(), grad.stride(0), 0, 0, 0)
 
 
 class Work(NamedTuple):
@@ -318,12 +319,13 @@ def sum_by_row(grad: Gradient, stored: Tensor, inputs: KernelInput, layout: Layo
     their rows, so it may change them.
     """
     slots, partitions, _ = layout.parts.shape
-    parts = grad.parts() if isinstance(grad, SplitGradient) else [grad.contiguous().flatten(1)]
-    sharing, grads = sharing_of(layout), _addresses(parts, stored.shape[1])
+    grad = grad if isinstance(grad, SplitGradient) else grad.contiguous()
+    kind = KINDS[grad.vectors.dtype if isinstance(grad, SplitGradient) else grad.dtype]
+    sharing, grads = sharing_of(layout), _in_memory(grad)
     threads = threads_for(STEP_COST * inputs.longest * slots * partitions * stored.shape[1])
     units, places = sharing.placement(inputs.longest, stored.shape[1], max(stored.itemsize, 4))
     shares = -(-threads // len(units))  # threads that share the rows of a unit
-    fixed = (inputs.kind, inputs.width, inputs.source, KINDS[parts[0].dtype], grads.buffer_info()[0])
+    fixed = (inputs.kind, inputs.width, inputs.source, kind, grads)
     order, tables = sharing.order.data_ptr(), (sharing.place_of.data_ptr(), places.data_ptr())
 
     def filled(memory: Tensor, work: Work, share: int) -> tuple[int, ...]:

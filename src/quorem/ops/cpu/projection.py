@@ -26,7 +26,6 @@ from .vector import (
     load,
     multiply_add,
     over_columns,
-    prefetch,
     put,
     reserve,
     size_of,
@@ -38,37 +37,32 @@ from .vector import (
 )
 
 WIDEST = 256  # numbers of a narrow row; those of a block are kept on the stack
+FEW = 32  # batch entries whose gradients are read together, nearly in the order in which they are in memory
 CHUNK = 16 * BLOCK  # batch entries whose gradients of matrices are summed alone, on any number of threads
 
 
 @inner
 def _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed):
-    for i in range(n):
+    """Four batch entries at a time, which share each row of the matrix, then the last few."""
+    whole = n & -4
+    for i in range(0, whole, 4):
+        first, second, third, fourth = zero, zero, zero, zero
+        for k in range(width):
+            row, place = load(kind, zero, matrix, k * dim + j), i * x_step + k
+            first = multiply_add(row, total(load(kind, one, x, place)), first)
+            second = multiply_add(row, total(load(kind, one, x, place + x_step)), second)
+            third = multiply_add(row, total(load(kind, one, x, place + 2 * x_step)), third)
+            fourth = multiply_add(row, total(load(kind, one, x, place + 3 * x_step)), fourth)
+        place = i * out_step + j
+        write_columns(kind, out, place, first, streamed)
+        write_columns(kind, out, place + out_step, second, streamed)
+        write_columns(kind, out, place + 2 * out_step, third, streamed)
+        write_columns(kind, out, place + 3 * out_step, fourth, streamed)
+    for i in range(whole, n):
         vector = zero
         for k in range(width):
-            number = total(load(kind, one, x, i * x_step + k))
-            vector = multiply_add(load(kind, zero, matrix, k * dim + j), number, vector)
-        write_columns(kind, out, i * out_step + j, vector, streamed)
-
-
-@inner
-def _four_rows(zero, j, kind, dim, matrix, k):
-    """Rows ``k`` to ``k + 4`` of a matrix, read once: the compiler cannot know that they stay as they are."""
-    return (
-        load(kind, zero, matrix, k * dim + j),
-        load(kind, zero, matrix, (k + 1) * dim + j),
-        load(kind, zero, matrix, (k + 2) * dim + j),
-        load(kind, zero, matrix, (k + 3) * dim + j),
-    )
-
-
-@inner
-def _multiply_rows(zero, j, kind, one, x, x_step, rows, out, out_step, n, streamed):
-    """``_multiply`` by ``rows`` in registers."""
-    for i in range(n):
-        vector = zero
-        for k in range(len(rows)):
-            vector = multiply_add(rows[k], total(load(kind, one, x, i * x_step + k)), vector)
+            row = load(kind, zero, matrix, k * dim + j)
+            vector = multiply_add(row, total(load(kind, one, x, i * x_step + k)), vector)
         write_columns(kind, out, i * out_step + j, vector, streamed)
 
 
@@ -78,25 +72,34 @@ def _columns(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n
     if matrix == 0:
         for i in range(n):
             write_columns(kind, out, i * out_step + j, load(kind, zero, x, i * x_step + j), streamed)
-    elif width == 4:
-        rows = _four_rows(zero, j, kind, dim, matrix, 0)
-        _multiply_rows(zero, j, kind, one, x, x_step, rows, out, out_step, n, streamed)
-    elif width == 8:
-        rows = _four_rows(zero, j, kind, dim, matrix, 0) + _four_rows(zero, j, kind, dim, matrix, 4)
-        _multiply_rows(zero, j, kind, one, x, x_step, rows, out, out_step, n, streamed)
     else:
         _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed)
 
 
 @over_columns
 def _add_products(zero, j, kind, dim, one, x, x_step, width, grad, grad_step, sums, n):
-    """Add the gradient of the matrix of a piece, from ``n`` batch entries, to ``sums``."""
-    for i in range(n):
-        g = load(kind, zero, grad, i * grad_step + j)
-        for k in range(width):
-            sum_ = load(wide(kind), zero, sums, k * dim + j)
-            sum_ = multiply_add(g, total(load(kind, one, x, i * x_step + k)), sum_)
-            store(wide(kind), sums, k * dim + j, sum_)
+    """Add the gradient of the matrix of a piece, from ``n`` batch entries, to ``sums``; four of its rows at a time."""
+    whole = width & -4
+    for k in range(0, whole, 4):
+        place = k * dim + j
+        first, second = load(wide(kind), zero, sums, place), load(wide(kind), zero, sums, place + dim)
+        third, fourth = load(wide(kind), zero, sums, place + 2 * dim), load(wide(kind), zero, sums, place + 3 * dim)
+        for i in range(n):
+            g, number = load(kind, zero, grad, i * grad_step + j), i * x_step + k
+            first = multiply_add(g, total(load(kind, one, x, number)), first)
+            second = multiply_add(g, total(load(kind, one, x, number + 1)), second)
+            third = multiply_add(g, total(load(kind, one, x, number + 2)), third)
+            fourth = multiply_add(g, total(load(kind, one, x, number + 3)), fourth)
+        store(wide(kind), sums, place, first)
+        store(wide(kind), sums, place + dim, second)
+        store(wide(kind), sums, place + 2 * dim, third)
+        store(wide(kind), sums, place + 3 * dim, fourth)
+    for k in range(whole, width):
+        row = load(wide(kind), zero, sums, k * dim + j)
+        for i in range(n):
+            g = load(kind, zero, grad, i * grad_step + j)
+            row = multiply_add(g, total(load(kind, one, x, i * x_step + k)), row)
+        store(wide(kind), sums, k * dim + j, row)
 
 
 @helper
@@ -145,28 +148,28 @@ def project_backward_entries(
 ):
     """Write the gradients of composed rows ``first`` to ``last``, and add those of the matrices to ``sums``.
 
-    ``sums`` are zeros, ``sums_step`` of them for each CHUNK of batch entries; ``transposed`` has room for a matrix.
+    ``sums`` are zeros, ``sums_step`` of them for each CHUNK of batch entries; ``transposed`` has room for the matrices.
     """
     one, size, sum_size = zeros(kind, 1), size_of(kind), size_of(wide(kind))
     sums += first // CHUNK * sums_step * sum_size
     for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
         width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
-        matrix, matrix_sums = _matrix(pieces, p, matrices), sums + item(INT64, pieces, p + SUMS) * sum_size
-        if matrix:
-            for k in range(width):
-                for j in range(dim):
-                    put(kind, transposed, j * width + k, item(kind, matrix, k * dim + j))
-        weights = transposed if matrix else 0
-        for b in range(first, last, BLOCK):
-            n = min(BLOCK, last - b)
+        matrix, weights = _matrix(pieces, p, matrices), transposed + item(INT64, pieces, p + SUMS) * size
+        for k in range(width if matrix else 0):
+            for j in range(dim):
+                put(kind, weights, j * width + k, item(kind, matrix, k * dim + j))
+    for b in range(first, last, FEW):
+        n = min(FEW, last - b)
+        for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
+            width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
             place, g = item(INT64, pieces, p + START), grad + (b * grad_step + item(INT64, pieces, p + COLUMN)) * size
-            for i in range(n, n + min(BLOCK, last - b - n)):  # of the next block
-                prefetch(g + i * grad_step * size)
-            target, of_grad = out + (b * out_step + place) * size, (one, g, grad_step, dim, weights)
+            matrix, of_matrix = item(INT64, pieces, p + MATRIX), item(INT64, pieces, p + SUMS)
+            target, weights = out + (b * out_step + place) * size, transposed + of_matrix * size if matrix >= 0 else 0
+            of_grad = (one, g, grad_step, dim, weights)
             _columns(kind, times(W, width // W), *of_grad, target, out_step, n, False)
-            if matrix:
+            if matrix >= 0:
                 of_x = (one, x + (b * x_step + place) * size, x_step, width)
-                _add_products(kind, times(D, dim // D), *of_x, g, grad_step, matrix_sums, n)
+                _add_products(kind, times(D, dim // D), *of_x, g, grad_step, sums + of_matrix * sum_size, n)
     return False
 
 
@@ -218,25 +221,34 @@ def project_backward(
     grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
     """``ops.projection.project_backward``."""
-    grad, composed, kind = grad.contiguous(), composed.contiguous(), KINDS.get(grad.dtype)
     addresses = _addresses(matrices, composed.dtype)
     if addresses is None or grad.dtype != composed.dtype:
         return NotImplemented
-    units = [columns(unit) for unit in pieces.units]
-    of_composed, lengths = in_huge_pages(torch.empty_like(composed)), [matrix.numel() for matrix in matrices]
-    sums = grad.new_zeros(-(-len(grad) // CHUNK), sum(lengths), dtype=accumulator(grad))
+    grad, composed = grad.contiguous(), composed.contiguous()
+    of_composed, lengths = in_huge_pages(torch.empty_like(composed)), [width * dim for width, dim in pieces.shapes]
+    chunks = [(first, min(first + CHUNK, len(grad))) for first in range(0, len(grad), CHUNK)]
+    sums = grad.new_zeros((len(chunks), sum(lengths)), dtype=accumulator(grad))
+    units, kind, num_sums = [columns(unit) for unit in pieces.units], KINDS[grad.dtype], sums.shape[1]
     fixed = (composed.data_ptr(), composed.stride(0), grad.data_ptr(), grad.stride(0))
     target = (*units, kind, of_composed.data_ptr(), of_composed.stride(0), *_in_memory(pieces, addresses))
 
     def run(first: int, last: int) -> None:
-        transposed = scratch(max(lengths) * grad.itemsize)
-        of_chunk = (transposed.data_ptr(), sums.data_ptr(), sums.shape[1])
-        project_backward_entries(*fixed, *of_chunk, *target, first, last)
+        transposed = scratch(num_sums * grad.itemsize)
+        project_backward_entries(*fixed, transposed.data_ptr(), sums.data_ptr(), num_sums, *target, first, last)
 
-    chunks = [(first, min(first + CHUNK, len(grad))) for first in range(0, len(grad), CHUNK)]
     run_tasks(run, chunks, threads_for(STEP_COST * grad.numel()))
-    parts = torch.from_numpy(sums.numpy().sum(0)).split(lengths)  # torch's sum may depend on the number of threads
-    return of_composed, [part.view(matrix.shape) for part, matrix in zip(parts, matrices, strict=True)]
+    # torch's sum may depend on the number of threads.
+    whole = sums[0] if len(chunks) == 1 else torch.from_numpy(sums.numpy().sum(0))
+    return of_composed, _as_matrices(whole.to(grad.dtype), pieces)
+
+
+def _as_matrices(numbers: Tensor, pieces: Pieces) -> list[Tensor]:
+    """The matrices that follow one another in ``numbers``, by few operators: one for each would take longest here."""
+    found: list[Tensor] = []
+    lengths = [dim * sum(widths) for dim, widths in pieces.widths_by_dim]
+    for (dim, widths), part in zip(pieces.widths_by_dim, numbers.split(lengths), strict=True):
+        found += part.view(-1, dim).split(widths)
+    return found
 
 
 def lookup_split(
@@ -277,12 +289,8 @@ def _addresses(matrices: Sequence[Tensor], dtype: torch.dtype) -> "array[int] | 
     """Where the matrices are in memory; None if kernels for vectors of a dtype cannot take them."""
     if dtype not in KINDS:
         return None
-    addresses = array("q")
-    for matrix in matrices:
-        if matrix.dtype != dtype or not matrix.is_cpu or not matrix.is_contiguous():
-            return None
-        addresses.append(matrix.data_ptr())
-    return addresses
+    fitting = [m.data_ptr() for m in matrices if m.dtype is dtype and m.is_cpu and m.is_contiguous()]
+    return array("q", fitting) if len(fitting) == len(matrices) else None
 
 
 def _in_memory(pieces: Pieces, addresses: "array[int]") -> tuple[int, int, int]:
