@@ -26,10 +26,7 @@ class Piece(NamedTuple):
     matrix: int  # which of the matrices; -1 for a copy
 
 
-# Columns of ``Pieces.integers``. KEPT is START among the pieces with a matrix, SUMS where the gradient of the matrix
-# begins if those of all matrices follow one another.
-PIECE_COLUMNS = 7
-START, WIDTH, COLUMN, DIM, MATRIX, KEPT, SUMS = range(PIECE_COLUMNS)
+PIECE_COLUMNS = 7  # of ``Pieces.integers``
 
 
 class Pieces(tuple[Piece, ...]):
@@ -74,7 +71,11 @@ class Pieces(tuple[Piece, ...]):
 
     @cached_property
     def integers(self) -> "array[int]":
-        """The pieces as CPU kernels read them, PIECE_COLUMNS numbers each."""
+        """The pieces as CPU kernels read them, PIECE_COLUMNS numbers each.
+
+        After those of ``Piece``, ``start`` among the pieces with a matrix, and where the gradient of the matrix begins
+        if those of all matrices follow one another.
+        """
         kept = {piece.column: piece.start for piece in self.narrow}
         sums = [*accumulate((width * dim for width, dim in self.shapes), initial=0)]
         return array("q", [n for p in self for n in (*p, kept.get(p.column, 0), sums[max(p.matrix, 0)])])

@@ -1,8 +1,8 @@
 """Fused kernels for the CPU, compiled by Numba on first use; plain PyTorch runs where Numba is missing.
 
 ``vector`` (loads, stores and arithmetic), ``codes``, ``rounding``, ``rows`` and ``sums`` (of gradients) are compiled
-into the kernels of ``lookup``, ``gradients``, ``replay`` and ``rules``, whose last functions are the ops. ``launch``
-turns tensors into what kernels take, ``pages`` gives memory, and ``sharing`` says which slots are summed together.
+into the kernels of ``lookup``, ``projection``, ``gradients``, ``replay`` and ``rules``, whose last functions are the
+ops. ``launch`` turns tensors into what kernels take.
 """
 
 from collections.abc import Callable

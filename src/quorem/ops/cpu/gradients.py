@@ -21,7 +21,7 @@ from ..memory import PerTensor, in_huge_pages, scratch
 from ..pieces import Gradient, SplitGradient
 from ..rows import IdBatch, accumulator
 from .codes import load_row
-from .compiled import helper, inner, kernel
+from .compiled import helper, kernel
 from .launch import KINDS, STEP_COST, KernelInput, kernel_input, run_tasks, threads_for
 from .rows import BLOCK, Source, block_rows, composition_of, prefetch_words, rows_bytes, slot_ids
 from .sums import Unit, init_places, place_at, place_bytes, place_of, put_count
@@ -78,10 +78,11 @@ def _index_rows(kind, W, place, share, num_shares, positions, num_ids, rows, ind
     put_count(place, count)
 
 
-@inner
-def _add_ids(
+@over_columns
+def _add_block(
     zero, j, kind, W, source, grad_kind, grad, starts, factors, positions, num_ids, rows, num_parts, mult, indices, sums
 ):
+    """Add the gradients of ids of a block to the sums of the rows they read; ``sums`` has K addresses."""
     float_kind = wide(kind)
     for p in range(num_ids):
         i = item(INT64, positions, p)
@@ -99,18 +100,6 @@ def _add_ids(
             if index >= 0:
                 sum_, column = item(INT64, sums, k), index * W + j
                 store(float_kind, sum_, column, load(float_kind, zero, sum_, column) + value)
-
-
-@over_columns
-def _add_block(
-    zero, j, kind, W, source, grad_kind, grad, starts, factors, positions, num_ids, rows, num_parts, mult, indices, sums
-):
-    """Add the gradients of ids of a block to the sums of the rows they read; ``sums`` has K addresses."""
-    ids = (source, grad_kind, grad, starts, factors, positions, num_ids, rows)
-    if num_parts == 2 and mult:  # the most common case, fastest if the compiler knows it
-        _add_ids(zero, j, kind, W, *ids, 2, True, indices, sums)
-    else:
-        _add_ids(zero, j, kind, W, *ids, num_parts, mult, indices, sums)
 
 
 @kernel
@@ -132,8 +121,10 @@ def sum_slots(kind, W, source, grad_kind, grads, unit, share, num_shares):
         s = item(INT64, unit.slots, slot)
         begin, end = slot_ids(source, s)
         how, (first_grad, first_step, second_grad, second_step, columns) = composition_of(source, s), grads
-        part, column = (item(INT64, columns, 2 * s * W), item(INT64, columns, 2 * s * W + 1)) if columns else (0, s * W)
-        grad, step = (second_grad, second_step) if part else (first_grad, first_step)
+        second, column = (
+            (item(INT64, columns, 2 * s * W), item(INT64, columns, 2 * s * W + 1)) if columns else (0, s * W)
+        )
+        grad, step = (second_grad, second_step) if second else (first_grad, first_step)
         grad += column * size_of(grad_kind)
         units = place_at(unit, place_of(unit, K, s, 0)).units
         width = times(W, units)

@@ -14,7 +14,7 @@ from .codes import load_row
 from .compiled import inner, kernel
 from .launch import KINDS, STREAMED, kernel_input, ranges, run_tasks, threads_for
 from .rows import BLOCK, Composition, Source, block_rows, composition_of, prefetch_words, rows_bytes, run_of, slot_item
-from .vector import INT64, choose, fence, item, load, over_columns, reserve, size_of, store, stream, times, wide
+from .vector import INT64, choose, fence, item, load, over_columns, reserve, size_of, store, times, wide
 
 
 @inner
@@ -36,18 +36,9 @@ def compose(zero, j, kind, source, rows, i, how):
 
 
 @inner
-def write_columns(out_kind, out, position, vector, streamed):
-    """``stream`` or ``store``."""
-    if streamed:
-        stream(out_kind, out, position, vector)
-    else:
-        store(out_kind, out, position, vector)
-
-
-@inner
 def _compose_ids(zero, j, kind, source, out_kind, out, step, n, rows, how, streamed):
     for i in range(n):
-        write_columns(out_kind, out, i * step + j, compose(zero, j, kind, source, rows, i, how), streamed)
+        store(out_kind, out, i * step + j, compose(zero, j, kind, source, rows, i, how), streamed)
 
 
 @over_columns

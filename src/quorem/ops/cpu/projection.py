@@ -4,7 +4,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from torch import Tensor
 from ..layout import Layout
 from ..lookup import CodeOptions
 from ..memory import in_huge_pages, scratch
-from ..pieces import COLUMN, DIM, KEPT, MATRIX, PIECE_COLUMNS, START, SUMS, WIDTH, Pieces
+from ..pieces import PIECE_COLUMNS, Pieces
 from ..rows import IdBatch, accumulator, raise_out_of_range
 from .compiled import helper, inner, kernel
 from .launch import KINDS, STEP_COST, STREAMED, kernel_input, ranges, run_tasks, threads_for
-from .lookup import compose_run, write_columns
+from .lookup import compose_run
 from .rows import BLOCK, Source, rows_bytes
 from .vector import (
     INT64,
@@ -41,166 +41,149 @@ FEW = 32  # batch entries whose gradients are read together, nearly in the order
 CHUNK = 16 * BLOCK  # batch entries whose gradients of matrices are summed alone, on any number of threads
 
 
+@over_columns
+def _add_product(
+    zero, j, kind, dim, x, x_step, number_step, y, y_step, out_kind, out, out_step, num_rows, num_terms, adds, streamed
+):
+    """Write ``x @ y`` into ``out``, or add it: four rows at a time, which share each row of ``y``, then the others."""
+    one, whole = zeros(kind, 1), num_rows & -4
+    for r in range(0, whole, 4):
+        place = r * out_step + j
+        first = load(out_kind, zero, out, place) if adds else zero
+        second = load(out_kind, zero, out, place + out_step) if adds else zero
+        third = load(out_kind, zero, out, place + 2 * out_step) if adds else zero
+        fourth = load(out_kind, zero, out, place + 3 * out_step) if adds else zero
+        for k in range(num_terms):
+            row, number = load(kind, zero, y, k * y_step + j), r * x_step + k * number_step
+            first = multiply_add(row, total(load(kind, one, x, number)), first)
+            second = multiply_add(row, total(load(kind, one, x, number + x_step)), second)
+            third = multiply_add(row, total(load(kind, one, x, number + 2 * x_step)), third)
+            fourth = multiply_add(row, total(load(kind, one, x, number + 3 * x_step)), fourth)
+        store(out_kind, out, place, first, streamed)
+        store(out_kind, out, place + out_step, second, streamed)
+        store(out_kind, out, place + 2 * out_step, third, streamed)
+        store(out_kind, out, place + 3 * out_step, fourth, streamed)
+    for r in range(whole, num_rows):
+        vector = load(out_kind, zero, out, r * out_step + j) if adds else zero
+        for k in range(num_terms):
+            row = load(kind, zero, y, k * y_step + j)
+            vector = multiply_add(row, total(load(kind, one, x, r * x_step + k * number_step)), vector)
+        store(out_kind, out, r * out_step + j, vector, streamed)
+
+
+@over_columns
+def _copy(zero, j, kind, dim, x, x_step, out, out_step, n, streamed):
+    for i in range(n):
+        store(kind, out, i * out_step + j, load(kind, zero, x, i * x_step + j), streamed)
+
+
 @inner
-def _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed):
-    """Four batch entries at a time, which share each row of the matrix, then the last few."""
-    whole = n & -4
-    for i in range(0, whole, 4):
-        first, second, third, fourth = zero, zero, zero, zero
-        for k in range(width):
-            row, place = load(kind, zero, matrix, k * dim + j), i * x_step + k
-            first = multiply_add(row, total(load(kind, one, x, place)), first)
-            second = multiply_add(row, total(load(kind, one, x, place + x_step)), second)
-            third = multiply_add(row, total(load(kind, one, x, place + 2 * x_step)), third)
-            fourth = multiply_add(row, total(load(kind, one, x, place + 3 * x_step)), fourth)
-        place = i * out_step + j
-        write_columns(kind, out, place, first, streamed)
-        write_columns(kind, out, place + out_step, second, streamed)
-        write_columns(kind, out, place + 2 * out_step, third, streamed)
-        write_columns(kind, out, place + 3 * out_step, fourth, streamed)
-    for i in range(whole, n):
-        vector = zero
-        for k in range(width):
-            row = load(kind, zero, matrix, k * dim + j)
-            vector = multiply_add(row, total(load(kind, one, x, i * x_step + k)), vector)
-        write_columns(kind, out, i * out_step + j, vector, streamed)
-
-
-@over_columns
-def _columns(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed):
-    """As many columns as ``zero`` has lanes, from ``j`` on, of a piece of ``n`` batch entries; ``one`` has one lane."""
-    if matrix == 0:
-        for i in range(n):
-            write_columns(kind, out, i * out_step + j, load(kind, zero, x, i * x_step + j), streamed)
+def _project(kind, dim, x, x_step, width, matrix, out, out_step, n, streamed):
+    """Write the vectors of one piece of ``n`` batch entries; ``matrix`` is 0 for a copy."""
+    if matrix:
+        _add_product(kind, dim, x, x_step, 1, matrix, dim, kind, out, out_step, n, width, False, streamed)
     else:
-        _multiply(zero, j, kind, dim, one, x, x_step, width, matrix, out, out_step, n, streamed)
+        _copy(kind, dim, x, x_step, out, out_step, n, streamed)
 
 
-@over_columns
-def _add_products(zero, j, kind, dim, one, x, x_step, width, grad, grad_step, sums, n):
-    """Add the gradient of the matrix of a piece, from ``n`` batch entries, to ``sums``; four of its rows at a time."""
-    whole = width & -4
-    for k in range(0, whole, 4):
-        place = k * dim + j
-        first, second = load(wide(kind), zero, sums, place), load(wide(kind), zero, sums, place + dim)
-        third, fourth = load(wide(kind), zero, sums, place + 2 * dim), load(wide(kind), zero, sums, place + 3 * dim)
-        for i in range(n):
-            g, number = load(kind, zero, grad, i * grad_step + j), i * x_step + k
-            first = multiply_add(g, total(load(kind, one, x, number)), first)
-            second = multiply_add(g, total(load(kind, one, x, number + 1)), second)
-            third = multiply_add(g, total(load(kind, one, x, number + 2)), third)
-            fourth = multiply_add(g, total(load(kind, one, x, number + 3)), fourth)
-        store(wide(kind), sums, place, first)
-        store(wide(kind), sums, place + dim, second)
-        store(wide(kind), sums, place + 2 * dim, third)
-        store(wide(kind), sums, place + 3 * dim, fourth)
-    for k in range(whole, width):
-        row = load(wide(kind), zero, sums, k * dim + j)
-        for i in range(n):
-            g = load(kind, zero, grad, i * grad_step + j)
-            row = multiply_add(g, total(load(kind, one, x, i * x_step + k)), row)
-        store(wide(kind), sums, k * dim + j, row)
+class _Piece(NamedTuple):
+    """A piece, as kernels see it (``Pieces.integers``)."""
+
+    start: int
+    width: int
+    column: int
+    dim: int
+    matrix: int  # its address, 0 for a copy
+    kept: int
+    sums: int
 
 
 @helper
-def _matrix(pieces, p, matrices):
-    """The address of a piece's matrix, 0 for a copy."""
-    matrix = item(INT64, pieces, p + MATRIX)
-    return item(INT64, matrices, matrix) if matrix >= 0 else 0
+def _piece_at(pieces, p):
+    """Piece ``p``; ``pieces`` are the addresses of ``Pieces.integers`` and of the addresses of matrices."""
+    integers, matrices = pieces
+    place = integers + p * PIECE_COLUMNS * 8
+    start, width, column = item(INT64, place, 0), item(INT64, place, 1), item(INT64, place, 2)
+    dim, matrix = item(INT64, place, 3), item(INT64, place, 4)
+    address = item(INT64, matrices, matrix) if matrix >= 0 else 0
+    return _Piece(start, width, column, dim, address, item(INT64, place, 5), item(INT64, place, 6))
 
 
 @kernel
-def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, matrices, streamed, first, last):
+def project_entries(x, x_step, D, kind, out, out_step, pieces, num_pieces, streamed, first, last):
     """Write the vectors of batch entries ``first`` to ``last``."""
-    one = zeros(kind, 1)
+    size = size_of(kind)
     for b in range(first, last, BLOCK):
         n = min(BLOCK, last - b)
-        for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
-            width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
-            source = x + (b * x_step + item(INT64, pieces, p + START)) * size_of(kind)
-            target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size_of(kind)
-            matrix = _matrix(pieces, p, matrices)
-            _columns(kind, times(D, dim // D), one, source, x_step, width, matrix, target, out_step, n, streamed)
+        for p in range(num_pieces):
+            piece = _piece_at(pieces, p)
+            source, target = x + (b * x_step + piece.start) * size, out + (b * out_step + piece.column) * size
+            dim = times(D, piece.dim // D)
+            _project(kind, dim, source, x_step, piece.width, piece.matrix, target, out_step, n, streamed)
     if streamed:
         fence()
     return False
 
 
 @kernel
-def project_backward_entries(
-    x,
-    x_step,
-    grad,
-    grad_step,
-    transposed,
-    sums,
-    sums_step,
-    W,
-    D,
-    kind,
-    out,
-    out_step,
-    pieces,
-    num_pieces,
-    matrices,
-    first,
-    last,
-):
-    """Write the gradients of composed rows ``first`` to ``last``, and add those of the matrices to ``sums``.
+def project_backward_entries(W, D, kind, x, grad, of_x, transposed, sums, pieces, num_pieces, first, last):
+    """Write the gradients ``of_x`` of composed rows ``first`` to ``last``, and add those of the matrices to ``sums``.
 
-    ``sums`` are zeros, ``sums_step`` of them for each CHUNK of batch entries; ``transposed`` has room for the matrices.
+    ``x``, ``grad``, ``of_x`` and ``sums`` are an address and the numbers from one row to the next. ``sums`` are zeros,
+    a row for each CHUNK of batch entries; ``transposed`` has room for the matrices.
     """
-    one, size, sum_size = zeros(kind, 1), size_of(kind), size_of(wide(kind))
+    (x, x_step), (grad, grad_step), (of_x, of_x_step), (sums, sums_step) = x, grad, of_x, sums
+    size, sum_size = size_of(kind), size_of(wide(kind))
     sums += first // CHUNK * sums_step * sum_size
-    for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
-        width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
-        matrix, weights = _matrix(pieces, p, matrices), transposed + item(INT64, pieces, p + SUMS) * size
-        for k in range(width if matrix else 0):
-            for j in range(dim):
-                put(kind, weights, j * width + k, item(kind, matrix, k * dim + j))
+    for p in range(num_pieces):
+        piece = _piece_at(pieces, p)
+        for k in range(piece.width if piece.matrix else 0):
+            for j in range(piece.dim):
+                place = piece.sums + j * piece.width + k
+                put(kind, transposed, place, item(kind, piece.matrix, k * piece.dim + j))
     for b in range(first, last, FEW):
         n = min(FEW, last - b)
-        for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
-            width, dim = item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM)
-            place, g = item(INT64, pieces, p + START), grad + (b * grad_step + item(INT64, pieces, p + COLUMN)) * size
-            matrix, of_matrix = item(INT64, pieces, p + MATRIX), item(INT64, pieces, p + SUMS)
-            target, weights = out + (b * out_step + place) * size, transposed + of_matrix * size if matrix >= 0 else 0
-            of_grad = (one, g, grad_step, dim, weights)
-            _columns(kind, times(W, width // W), *of_grad, target, out_step, n, False)
-            if matrix >= 0:
-                of_x = (one, x + (b * x_step + place) * size, x_step, width)
-                _add_products(kind, times(D, dim // D), *of_x, g, grad_step, sums + of_matrix * sum_size, n)
+        for p in range(num_pieces):
+            piece = _piece_at(pieces, p)
+            g, width = grad + (b * grad_step + piece.column) * size, times(W, piece.width // W)
+            matrix = transposed + piece.sums * size if piece.matrix else 0
+            target = of_x + (b * of_x_step + piece.start) * size
+            _project(kind, width, g, grad_step, piece.dim, matrix, target, of_x_step, n, False)
+            if piece.matrix:
+                rows = (x + (b * x_step + piece.start) * size, 1, x_step, g, grad_step)
+                target, dim = sums + piece.sums * sum_size, times(D, piece.dim // D)
+                _add_product(kind, dim, *rows, wide(kind), target, piece.dim, piece.width, n, True, False)
     return False
 
 
 @kernel
 def look_up_and_project(
-    kind, W, source, kept, kept_step, D, out_kind, out, out_step, pieces, num_pieces, matrices, streamed, first, last
+    kind, W, source, kept, kept_step, D, out_kind, out, out_step, pieces, num_pieces, streamed, first, last
 ):
     """The same of ids, whose composed rows go no further than the nearest cache, or into ``kept`` if it is not 0.
 
     Returns whether an id was out of range.
     """
-    source, one, size = Source(*source), zeros(out_kind, 1), size_of(out_kind)
+    source, size = Source(*source), size_of(out_kind)
     rows, composed, any_invalid = reserve(rows_bytes(source)), reserve(BLOCK * WIDEST * size), False
     for b in range(first, last, BLOCK):
         n = min(BLOCK, last - b)
-        for p in range(0, num_pieces * PIECE_COLUMNS, PIECE_COLUMNS):
-            start, width, dim = (item(INT64, pieces, p), item(INT64, pieces, p + WIDTH), item(INT64, pieces, p + DIM))
-            matrix = _matrix(pieces, p, matrices)
-            target = out + (b * out_step + item(INT64, pieces, p + COLUMN)) * size
-            x, x_step = (composed, width) if matrix else (target, out_step)
-            if matrix and kept:
-                x, x_step = kept + (b * kept_step + item(INT64, pieces, p + KEPT)) * size, kept_step
-            s = start
-            while s < start + width:
-                place = x + (s - start) * size
-                block = (s // W, b, n, rows, out_kind, place, x_step, streamed and matrix == 0)
+        for p in range(num_pieces):
+            piece = _piece_at(pieces, p)
+            target = out + (b * out_step + piece.column) * size
+            x, x_step = (composed, piece.width) if piece.matrix else (target, out_step)
+            if piece.matrix and kept:
+                x, x_step = kept + (b * kept_step + piece.kept) * size, kept_step
+            s = piece.start
+            while s < piece.start + piece.width:
+                place = x + (s - piece.start) * size
+                block = (s // W, b, n, rows, out_kind, place, x_step, streamed and piece.matrix == 0)
                 run, invalid = compose_run(kind, W, source, *block)
                 any_invalid |= invalid
                 s += run * W
-            if matrix:
-                _columns(out_kind, times(D, dim // D), one, x, x_step, width, matrix, target, out_step, n, streamed)
+            if piece.matrix:
+                dim = times(D, piece.dim // D)
+                _project(out_kind, dim, x, x_step, piece.width, piece.matrix, target, out_step, n, streamed)
     if streamed:
         fence()
     return any_invalid
@@ -228,13 +211,13 @@ def project_backward(
     of_composed, lengths = in_huge_pages(torch.empty_like(composed)), [width * dim for width, dim in pieces.shapes]
     chunks = [(first, min(first + CHUNK, len(grad))) for first in range(0, len(grad), CHUNK)]
     sums = grad.new_zeros((len(chunks), sum(lengths)), dtype=accumulator(grad))
-    units, kind, num_sums = [columns(unit) for unit in pieces.units], KINDS[grad.dtype], sums.shape[1]
-    fixed = (composed.data_ptr(), composed.stride(0), grad.data_ptr(), grad.stride(0))
-    target = (*units, kind, of_composed.data_ptr(), of_composed.stride(0), *_in_memory(pieces, addresses))
+    units, step = [columns(unit) for unit in pieces.units], composed.stride(0)
+    tensors = ((composed.data_ptr(), step), (grad.data_ptr(), grad.stride(0)), (of_composed.data_ptr(), step))
+    fixed, of_sums = (*units, KINDS[grad.dtype], *tensors), (sums.data_ptr(), sums.shape[1])
 
     def run(first: int, last: int) -> None:
-        transposed = scratch(num_sums * grad.itemsize)
-        project_backward_entries(*fixed, transposed.data_ptr(), sums.data_ptr(), num_sums, *target, first, last)
+        transposed = scratch(sums.shape[1] * grad.itemsize).data_ptr()
+        project_backward_entries(*fixed, transposed, of_sums, *_in_memory(pieces, addresses), first, last)
 
     run_tasks(run, chunks, threads_for(STEP_COST * grad.numel()))
     # torch's sum may depend on the number of threads.
@@ -293,6 +276,6 @@ def _addresses(matrices: Sequence[Tensor], dtype: torch.dtype) -> "array[int] | 
     return array("q", fitting) if len(fitting) == len(matrices) else None
 
 
-def _in_memory(pieces: Pieces, addresses: "array[int]") -> tuple[int, int, int]:
-    """``pieces``, ``num_pieces`` and ``matrices``, as kernels take them."""
-    return pieces.integers.buffer_info()[0], len(pieces), addresses.buffer_info()[0]
+def _in_memory(pieces: Pieces, addresses: "array[int]") -> tuple[tuple[int, int], int]:
+    """``pieces`` and ``num_pieces``, as kernels take them."""
+    return (pieces.integers.buffer_info()[0], addresses.buffer_info()[0]), len(pieces)

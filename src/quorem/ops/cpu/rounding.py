@@ -43,21 +43,17 @@ def rounding_by(seed: int, step: int) -> tuple[int, ...]:
 @chosen
 def store_rounded(kind, stored, position, vector, rounding):
     """Write numbers of a row from ``position`` on, counted in numbers from the start of ``stored``."""
+    rounded = {types.uint16: _round_at_random, types.int16: _round_to_float16}.get(kind)
 
     def as_it_is(kind, stored, position, vector, rounding):
         store(kind, stored, position, vector)
 
-    def as_bfloat16(kind, stored, position, vector, rounding):
+    def in_half_precision(kind, stored, position, vector, rounding):
         if rounding.at_random:
-            vector = _round_at_random(vector, _random_bits(vector, position, rounding))
+            vector = rounded(vector, _random_bits(vector, position, rounding))
         store(kind, stored, position, vector)
 
-    def as_float16(kind, stored, position, vector, rounding):
-        if rounding.at_random:
-            vector = _round_to_float16(vector, _random_bits(vector, position, rounding))
-        store(kind, stored, position, vector)
-
-    return {types.uint16: as_bfloat16, types.int16: as_float16}.get(kind, as_it_is)
+    return as_it_is if rounded is None else in_half_precision
 
 
 @chosen

@@ -358,18 +358,16 @@ def _in_memory(kind, vector):
 
 
 @inner
-def store(kind, address, position, vector):
-    """Write a vector from ``position`` on."""
-    write(kind, address, position, _in_memory(kind, vector), 0)
+def store(kind, address, position, vector, streamed=False):
+    """Write a vector from ``position`` on.
 
-
-@inner
-def stream(kind, address, position, vector):
-    """Write a vector past the caches, where they could not hold the whole output; ``fence`` must follow in the end.
-
-    The address must be a multiple of the vector's size, or of 64 bytes.
+    If ``streamed``, past the caches, where they could not hold the whole output: the address must be a multiple of the
+    vector's size, or of 64 bytes, and ``fence`` must follow in the end.
     """
-    write(kind, address, position, _in_memory(kind, vector), 1)
+    if streamed:
+        write(kind, address, position, _in_memory(kind, vector), 1)
+    else:
+        write(kind, address, position, _in_memory(kind, vector), 0)
 
 
 @intrinsic
