@@ -9,8 +9,9 @@ from torch import nn
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table, optim, quantize_
 from quorem.ops import cpu
+from quorem.ops import projection as truth
+from quorem.ops.narrow import project
 from quorem.ops.pieces import SplitGradient, pieces_of, whole
-from quorem.ops.projection import project, projected
 from quorem.ops.rows import IdBatch
 
 PIECES = pieces_of([4, 3, 1, 5, 4], [16, 7, 20, 5, 16], [0, 1, 2, -1, 0])  # the first and the last share a matrix
@@ -27,7 +28,7 @@ def inputs(size: int, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_fused_products_equal_the_plain_ones(size: int, dtype: torch.dtype) -> None:
     composed, matrices = inputs(size, dtype)
-    expected = projected(composed.double(), PIECES, [m.double() for m in matrices]).to(dtype)
+    expected = truth.project(composed.double(), PIECES, [m.double() for m in matrices]).to(dtype)
     assert "project" in cpu.kernels()
     torch.testing.assert_close(project(composed, PIECES, matrices), expected)
     transposed = composed.T.contiguous().T
@@ -55,7 +56,7 @@ def test_lookups_project_as_they_do_with_gradients(
     for size in (1, 300):
         ids = torch.randint(0, 50, (size, 5))
         composed = module._lookup(IdBatch(ids)).detach().flatten(1)
-        expected = projected(composed, module.pieces, module.matrices())
+        expected = truth.project(composed, module.pieces, module.matrices())
         with torch.no_grad():
             torch.testing.assert_close(module(ids), expected)
             ids[-1, 1] = 50
@@ -77,7 +78,7 @@ def test_gradients_of_lookups_equal_those_of_plain_products(way: str) -> None:
     torch.manual_seed(0)
     module = EmbeddingCollection(TABLES, dtype=torch.float64, sparse=way == "sparse")
     ids = torch.randint(0, 50, (3000, 5))
-    expected = projected(module._lookup(IdBatch(ids)).flatten(1), module.pieces, module.matrices())
+    expected = truth.project(module._lookup(IdBatch(ids)).flatten(1), module.pieces, module.matrices())
     grad, leaves = torch.randn(expected.shape, dtype=expected.dtype), (module.stored, *module.matrices())
     wanted, *of_matrices = torch.autograd.grad(expected, leaves, grad)
     before = module.stored.detach().clone()

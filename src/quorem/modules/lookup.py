@@ -12,8 +12,8 @@ from ..ops.declare import is_eager, is_traced
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import LIMIT, Layout
 from ..ops.lookup import pooling_factor
+from ..ops.narrow import project
 from ..ops.pieces import NO_PIECES, Pieces
-from ..ops.projection import project
 from ..ops.rows import IdBatch, accumulator, bag_and_feature, lookup_reads, raise_out_of_range, reads_of, rows_read
 from ..ops.updates import uncompiled
 from ..paper.operations import OPERATIONS

@@ -17,6 +17,7 @@ from .lagging import unwatched
 from .layout import Layout
 from .lookup import CodeOptions
 from .lookup import lookup as plain_lookup
+from .narrow import project, split_gradient
 from .pieces import Pieces
 from .rows import IdBatch
 from .updates import Lookup, Updates, uncompiled
@@ -84,10 +85,10 @@ def lookup_projected(
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (stored, *matrices))
-    split = projection.lookup_split(batch, stored, layout, pieces, matrices, keep=keep, **options)
+    split = call("lookup_split", batch, stored, layout, pieces, matrices, keep=keep, **options)
     if split is NotImplemented:
         composed = lookup(batch, stored, layout, updates, options, sparse=sparse, invalid=invalid)
-        return projection.project(composed.flatten(1), pieces, matrices)
+        return project(composed.flatten(1), pieces, matrices)
     if not keep:
         vectors: Tensor = split[1]
         return vectors
@@ -143,7 +144,7 @@ class _Lookup(torch.autograd.Function):
                 return None, None, to_weights, None, to_stored, *nothing, *of_matrices
             of_rows, of_matrices = grad, list[Tensor | None]()
             if matrices:
-                of_rows, of_matrices = projection.split_gradient(grad, narrow, ctx.pieces, matrices)
+                of_rows, of_matrices = split_gradient(grad, narrow, ctx.pieces, matrices)
             inputs = (of_rows, batch, stored, layout)
             if ctx.needs_input_grad[2]:
                 to_weights = call("sample_weights_backward", *inputs).to(sample_weights.dtype)
@@ -164,6 +165,6 @@ def _differentiable_gradients(
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     vectors = plain_lookup(batch, stored, layout)
     if matrices:
-        vectors = projection.projected(vectors.flatten(1), pieces, matrices)
+        vectors = projection.project(vectors.flatten(1), pieces, matrices)
     found = iter(torch.autograd.grad(vectors, wanted, grad, create_graph=True))
     return [None if tensor is None or not tensor.requires_grad else next(found) for tensor in inputs]

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from ..checks import is_exporting
-from . import cpu, gpu, gradients, lookup, replay, rules
+from . import cpu, gpu, gradients, lookup, projection, replay, rules
 from .lagging import LaggingParameter
 from .layout import Layout
 from .pieces import SplitGradient, whole
@@ -45,6 +45,7 @@ _IN_PLAIN_TORCH: tuple[Kernel, ...] = (
     *(lookup.lookup, lookup.count_invalid_),
     *(gradients.backward, gradients.row_grads, gradients.sample_weights_backward),
     *(rules.update_, rules.rows_update_, replay.catch_up_, replay.rows_catch_up_),
+    *(projection.project, projection.project_backward),
 )
 TRUTHS = {truth.__name__: truth for truth in _IN_PLAIN_TORCH}
 _library = torch.library.Library("quorem", "DEF")
@@ -99,10 +100,13 @@ def is_traced() -> bool:
 
 
 def _run(name: str, device: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Run the kernel of ``cpu`` or ``gpu``, or else the truth."""
+    """Run the kernel of ``cpu`` or ``gpu``, or else the truth.
+
+    ``lookup_split``, a lookup and a product in one, has none: it is NotImplemented where no kernel does it.
+    """
     kernel = None if device is None else device.kernels().get(name)
     result = NotImplemented if kernel is None else kernel(*args, **options)
-    return TRUTHS[name](*args, **options) if result is NotImplemented else result
+    return TRUTHS[name](*args, **options) if result is NotImplemented and name in TRUTHS else result
 
 
 def device_of(args: tuple[Any, ...]) -> Any:
@@ -119,7 +123,7 @@ def device_of(args: tuple[Any, ...]) -> Any:
             if of_tensor is None or device not in (None, of_tensor):
                 return None
             device = of_tensor
-        elif not isinstance(arg, tuple) and isinstance(arg, Tensor):  # the first test is much faster
+        elif kind is not list and not isinstance(arg, tuple) and isinstance(arg, Tensor):  # the last takes longest
             return None
     return device
 

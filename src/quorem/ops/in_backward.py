@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .lagging import in_memory, unwatched
+from .narrow import split_gradient
 from .pieces import Gradient
-from .projection import split_gradient
 from .updates import Lookup, Read, Updates, joined, update_
 
 _queue_callback = torch.autograd.Variable._execution_engine.queue_callback

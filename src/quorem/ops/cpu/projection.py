@@ -190,7 +190,7 @@ def look_up_and_project(
 
 
 def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
-    """``ops.projection.projected``."""
+    """``ops.projection.project``."""
     addresses = _addresses(matrices, composed.dtype)
     if addresses is None:
         return NotImplemented
@@ -245,7 +245,10 @@ def lookup_split(
     keep: bool = False,
     **codes: Unpack[CodeOptions],
 ) -> Any:
-    """``ops.projection.lookup_split``, or IndexError for an id out of range."""
+    """The composed rows of ``pieces.narrow`` (None without ``keep``) and the vectors of single ids, in one pass.
+
+    IndexError for an id out of range.
+    """
     inputs, dtype = kernel_input(batch, stored, layout, codes=codes), codes.get("dtype", stored.dtype)
     addresses = _addresses(matrices, dtype)
     if inputs is None or addresses is None or pieces.widest > WIDEST or (codes and dtype == torch.float64):

@@ -136,7 +136,7 @@ def project_backward_kernel(
 
 
 def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Any:
-    """``ops.projection.projected`` in one launch."""
+    """``ops.projection.project`` in one launch."""
     composed = composed.contiguous()
     out = composed.new_empty(len(composed), pieces.num_columns)
     tiles = _tiles(pieces, matrices, composed, out)
