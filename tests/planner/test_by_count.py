@@ -143,13 +143,13 @@ def test_rows_become_narrower_before_much_traffic_shares_rows() -> None:
 
 
 @pytest.mark.parametrize(("visits", "width"), [(10, 8), (11, None)])
-def test_tables_of_ids_seen_seldom_have_half_the_numbers(visits: int, width: int | None) -> None:
+def test_rows_have_half_the_numbers_beside_a_table_of_ids_seen_seldom(visits: int, width: int | None) -> None:
     """In training, where all ids that occur then have rows, unless the budget pays for all rows of D in float32."""
     seldom = torch.full((4000,), visits)
     tables = [Table("seldom", 4000, 16, frequencies=seldom), Table("often", 1000, 16, frequencies=seldom[:1000] * 5)]
     dtypes, full = (torch.float32, torch.bfloat16), 5000 * 64
     planned = plan(tables, int(0.8 * 2 * full), dtypes=dtypes)
-    assert dict(planned) == {"seldom": Full(width=width), "often": Full()}
+    assert dict(planned) == {"seldom": Full(width=width), "often": Full(width=width)}
     assert planned.state_dtype == ("log8" if width else "float32")
     check_bytes(planned, tables)
     assert {*plan(tables, int(2.1 * full)).values(), *plan(tables, full // 2, optimizer=None).values()} == {Full()}

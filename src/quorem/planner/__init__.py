@@ -12,7 +12,7 @@ How a budget becomes a plan, and the file of each step:
 4. ``planned``: the plan as a value, to and from JSON, and its text.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Literal
@@ -141,17 +141,16 @@ def plan_modules(
     tallies = [tally(table) for table in tables] if counted else []
     tried: list[Candidate] = []
 
-    def attempt(form: Form, times: int = 1, few: int = 0, narrow: Set[str] | None = None) -> Candidate:
-        stored, left = StoredModules(modules, optimizer, form, dtypes, times, few, narrow), size - reserved
+    def attempt(form: Form, times: int = 1, few: int = 0) -> Candidate:
+        stored, left = StoredModules(modules, optimizer, form, dtypes, times, few), size - reserved
         if times > 1 and times_narrower is None and stored.matrix_bytes > MATRICES * left:
             return Candidate(None, left)
         tried.append(plan_counted(stored, tallies, left) if counted else plan_evenly(stored, left))
         return tried[-1]
 
     if counted:
-        shares = [share_up_to(SELDOM, each.values, each.ids) for each in tallies]
-        thin = {table.name for table, share in zip(tables, shares, strict=True) if share > THIN}
-        best = _best_counted(attempt, forms, times_narrower, thin if optimizer is not None else set())
+        thin = any(share_up_to(SELDOM, each.values, each.ids) > THIN for each in tallies)
+        best = _best_counted(attempt, forms, times_narrower, thin and optimizer is not None)
     else:
         plans = [candidate.plan for candidate in map(attempt, forms) if candidate.plan is not None]
         best = min(plans, key=lambda planned: planned.cost, default=None)
@@ -190,17 +189,17 @@ def _forms(
 
 
 def _best_counted(
-    attempt: Callable[..., Candidate], forms: Sequence[Form], times_narrower: int | None, thin: Set[str]
+    attempt: Callable[..., Candidate], forms: Sequence[Form], times_narrower: int | None, thin: bool
 ) -> Plan | None:
     """The widest form that gives rows to all ids that count; else the fewest bits that fit, and the best width.
 
     Fewer bits of a number lose next to nothing. The narrower rows are, the more ids have their own, but a row of fewer
     numbers says less: the traffic of ids that share rows, and that which the width is worth, are the least together.
-    In ``thin`` tables half the numbers say more, if all ids that occur have rows.
+    With a ``thin`` table half the numbers lose less, where all ids that occur have rows then.
     """
     candidates: list[tuple[float, Candidate]] = []  # with the share of the traffic that their width is worth
-    for form, times in ((forms[0], 1), (forms[-1], 2)) if thin and times_narrower is None else ():
-        candidate = attempt(form, times, narrow=thin)
+    for options in ((forms[0],), (forms[-1], 2, FEW)) if thin and times_narrower is None else ():
+        candidate = attempt(*options)
         if candidate.plan is not None and not candidate.plan.cost:
             return candidate.plan
     for form in forms if times_narrower in (None, 1) else ():

@@ -6,7 +6,7 @@ updated within the backward pass, have the row-wise state of ``quorem.optim``; t
 matrices of narrow rows, have that of ``torch.optim``.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
@@ -42,8 +42,8 @@ class Module:
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
     row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
 
-    def widths(self, times_narrower: int, few: int, narrow: Set[str] | None) -> list[int]:
-        """Width of the rows of each table that is to be so many times narrower: those in ``narrow``, by default all.
+    def widths(self, times_narrower: int, few: int) -> list[int]:
+        """Width of the rows of each table that is to be so many times narrower.
 
         Rows have at least 2 numbers. A table of at most ``few`` ids, or one that would not shrink, its matrix counted,
         keeps its width.
@@ -52,11 +52,8 @@ class Module:
         common = gcd(*dims)
         if common % times_narrower or common // times_narrower < 2 or common // times_narrower % self.row_multiple:
             return dims
-        widths = []
-        for table, dim in zip(self.tables, dims, strict=True):
-            n, d, chosen = table.num_embeddings, dim // times_narrower, narrow is None or table.name in narrow
-            widths.append(d if chosen and n > few and n * d + d * dim < n * dim else dim)
-        return widths
+        widths = [(dim // times_narrower, table.num_embeddings) for dim, table in zip(dims, self.tables, strict=True)]
+        return [d if n > few and n * d + d * dim < n * dim else dim for dim, (d, n) in zip(dims, widths, strict=True)]
 
     def with_frequencies(self, frequencies: Mapping[str, Tensor]) -> "Module":
         """The module with the given frequencies of its tables, checked; other tables keep those that they have."""
@@ -210,7 +207,8 @@ class StoredModule:
 class StoredModules:
     """The tables of all modules, in order, and the bytes that they take.
 
-    ``dtypes`` are those that rows may have; ``times_narrower``, ``few`` and ``narrow`` are those of ``Module.widths``.
+    ``dtypes`` are those that rows may have; ``times_narrower`` is D / d, where rows have d numbers instead of D; tables
+    of at most ``few`` ids are never narrow.
     """
 
     def __init__(
@@ -221,7 +219,6 @@ class StoredModules:
         dtypes: Sequence[torch.dtype],
         times_narrower: int = 1,
         few: int = 0,
-        narrow: Set[str] | None = None,
     ) -> None:
         self.options: dict[str, Any] = {"optimizer": optimizer, "state_dtype": form.state_dtype}  # of the plan
         self.options["bits"] = form.bits or None
@@ -231,7 +228,7 @@ class StoredModules:
             if dtype in dtypes and form.itemsize < dtype.itemsize:
                 dtype = next(each for each in dtypes if each.itemsize == form.itemsize)
             state = StateBytes(optimizer, dtype, module.sparse, module.lags, form.state_dtype)
-            self.stored.append(StoredModule(module, module.widths(times_narrower, few, narrow), state, form.bits))
+            self.stored.append(StoredModule(module, module.widths(times_narrower, few), state, form.bits))
         self.tables = [table for module in modules for table in module.tables]
         self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
         self.copies = np.array([module.copies for module in modules])
