@@ -135,6 +135,8 @@ def test_what_cannot_be_replaced_is_reported_with_the_reason():
     assert left.keys() == reasons.keys() and all(reason in left[name] for name, reason in reasons.items())
     assert type(model["started"]) is Embedding and model["started"].note == "mine"
     assert compress_(nn.Sequential(nn.Embedding(99, 4)), QR(4, operation="feature")).left["0"].startswith("feature")
+    report = compress_(nn.Sequential(nn.Embedding(99, 4), nn.Embedding(99, 1)), QR(4, width=2))
+    assert report.swapped == ["0"] and report.left == {"1": "rows of 2 numbers are no narrower than its vectors"}
 
 
 def test_on_the_meta_device():

@@ -302,6 +302,15 @@ def test_narrow_rows_of_half_precision_run_in_onnx_runtime(tmp_path: pathlib.Pat
     assert session.get_outputs()[0].shape[-1] == D
 
 
+@pytest.mark.parametrize("matrices", [[], [torch.zeros(2, 2)], [torch.zeros(4, 8), torch.zeros(4, 8)]])
+def test_matrices_of_other_shapes_are_refused(matrices: list[Tensor]) -> None:
+    table = Embedding(50, 8, Full(width=4))
+    table.projections = nn.ParameterList(matrices)
+    for read in (table.to_dense, lambda: table(torch.arange(50)), lambda: table.score(torch.zeros(1, 8))):
+        with pytest.raises(ValueError, match=r"projections have shapes \[.*\] but must have \[\(4, 8\)\]"):
+            read()
+
+
 @pytest.mark.parametrize("change", [lambda m: prune.random_unstructured(m, "0", 0.5), lambda m: orthogonal(m, "0")])
 def test_a_matrix_may_be_pruned_or_parametrized(change) -> None:  # type: ignore[no-untyped-def]
     table = Embedding(50, 8, Full(width=4))

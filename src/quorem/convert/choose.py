@@ -104,7 +104,9 @@ def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -
 
     What ``quantize_`` is to find has to be a quorem table, even if it is full.
     """
-    module = group.first
+    module, width = group.first, choice.scheme.width
+    if width is not None and width >= module.embedding_dim:
+        return f"rows of {width} numbers are no narrower than its vectors"
     spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
     if spec.operation == "feature":
         return "feature generation gives several vectors an id, which the model does not expect"
