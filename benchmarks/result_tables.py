@@ -11,6 +11,7 @@ between the command, which may be broken over several lines, and ``<!-- end -->`
 import json
 import re
 import shlex
+import statistics
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -33,6 +34,8 @@ PLAN_SETTINGS = {
     "plan, served": "**the plan**, served",
 }
 MOVIELENS_SIZES = (2, 4, 16, 60)
+OTHER_SIZES = (2, 4, 16, 60, 250)
+OTHER_METHODS = {"hash": "hashing", "QR": "`QR`", "narrow": "narrow"}
 
 OTHER_LOGS = {
     "two": "two tables, counts as 1 / rank",
@@ -94,17 +97,26 @@ def _over_full(result: dict[str, Any], networks: Sequence[str], sizes: Sequence[
 
 
 def other_logs() -> str:
-    """Change of the test log loss against full tables on logs of other shapes, at a 4th and a 16th of the bytes."""
+    """Change of the test log loss against full tables on logs of other shapes; and the plan against the best other."""
     rows = []
     for name, about in OTHER_LOGS.items():
         found = {(r["times"], r["setting"]): r for r in results(f"other_logs/{name}")["rows"]}
-        for times in (4, 16):
-            cells = [found[times, setting] for setting in ("hash", "QR", "narrow", "plan")]
-            texts = [percent(r) for r in cells]
-            times_of_qr = found[1, "full"]["bytes"] / cells[1]["bytes"]
-            texts[1] += f" at {times_of_qr:.0f}x" if times_of_qr < 0.98 * times else ""
-            rows.append((about, f"{times}x", *texts))
-    return markdown(("log", "bytes", "hashing", "`QR`", "narrow full tables", "**the plan**"), *rows)
+        full = found[1, "full"]
+        plans, differences = [], []
+        for times in OTHER_SIZES:
+            plan, most = found[times, "plan"], 1.1 * full["bytes"] / times
+            plans.append(percent(plan))
+            others = [found[times, setting] for setting in OTHER_METHODS if (times, setting) in found]
+            best = min((r for r in others if r["bytes"] <= most), key=lambda r: r["test"], default=None)
+            if best is None:
+                differences.append("no other so small")
+                continue
+            pairs = zip(plan["losses"], best["losses"], strict=True)  # both in order of seeds
+            over = [100 * (a - b) / full["test"] for a, b in pairs]
+            mean, error = statistics.mean(over), statistics.stdev(over) / len(over) ** 0.5
+            differences.append(f"{mean:+.2f} ± {error:.2f} {OTHER_METHODS[best['setting']]}")
+        rows += [(about, "**the plan**", *plans), ("", "against others", *differences)]
+    return markdown(("log", "", *(f"{times}x" for times in OTHER_SIZES)), *rows)
 
 
 def medians(name: str) -> dict[tuple[str, int, int, str, str, int], float]:
