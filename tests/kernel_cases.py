@@ -133,7 +133,7 @@ def check(case: Case, batch: IdBatch) -> None:
 
 
 # The rules with fused versions.
-RULES = tuple(rule for rule in state.RULES if rule != "adamw")
+RULES = tuple(rule for rule, entry in state.RULES.items() if entry.fused)
 LR = 0.05
 
 
