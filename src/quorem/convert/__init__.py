@@ -128,9 +128,9 @@ def compress_(
 def _counted(
     optimizer: torch.optim.Optimizer | Optimizer | None, found: list[torch.optim.Optimizer], needed: bool
 ) -> StateBytes:
-    """What counts as state, for a table of float32: that of the given optimizer, or of those that hold the tables.
+    """The state that counts, for tables of float32: of ``optimizer``, or else of the optimizers that hold tables.
 
-    If it is ``needed`` for a budget, the tables must have one kind of optimizer, whose state is known.
+    If it is ``needed`` for a budget, these must all be of one kind, and its state must be known.
     """
     candidates: list[Any] = found if optimizer is None else [optimizer]
     kinds = {optimizer_name(each) for each in candidates}
@@ -216,7 +216,7 @@ def _composed_modules(group: WeightGroup, choice: ChosenScheme, fit: bool) -> di
     common: dict[str, Any] = {"device": weight.device, "dtype": choice.dtype or weight.dtype}
     common |= {"frequencies": group.ranking, "init_std": None if fit or weight.is_meta else deviation(weight)}
     composed: dict[nn.Module, Embedding] = {}
-    source: Embedding | None = None  # whose parameters all have
+    source: Embedding | None = None  # the first one; all others get its parameters
     for module in group.members.values():
         kind = EmbeddingBag if isinstance(module, nn.EmbeddingBag) else Embedding
         options = common | {name: getattr(module, name) for name in ("sparse", *kind.inherited)}
@@ -225,7 +225,7 @@ def _composed_modules(group: WeightGroup, choice: ChosenScheme, fit: bool) -> di
         if source is None:
             source = new
             if (fit or new.is_full()) and not weight.is_meta:  # a full table keeps its rows
-                if len(paddings) > 1:  # what is padding of one is an id of another
+                if len(paddings) > 1:  # the padding id of one module is an ordinary id of another
                     source = kind(*sizes, **options | {"padding_idx": None})
                 source.fit_(weight.detach(), group.counts)
         if source is not new:

@@ -102,7 +102,7 @@ def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) 
 def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -> str:
     """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says.
 
-    What ``quantize_`` is to find has to be a quorem table, even if it is full.
+    If rows will be quantized, a full table is replaced too: ``quantize_`` changes only quorem's tables.
     """
     module, width = group.first, choice.scheme.width
     if width is not None and width >= module.embedding_dim:

@@ -26,8 +26,8 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
 
     Args:
         model: the model, changed in place.
-        optimizer: an optimizer whose state for composed tables may start anew: there is no way to tell the ids' parts
-            of the state of a row that they shared. The state of full tables is kept.
+        optimizer: an optimizer whose state for composed tables may start anew: the state of a row that ids share cannot
+            be divided among them. The state of full tables is kept.
 
     Returns:
         A report of what was done with each table.

@@ -32,7 +32,7 @@ NAMES |= dict.fromkeys(("Adam", "SparseAdam", "RAdam", "Adamax", "Adadelta", "Rp
 
 
 def optimizer_name(optimizer: TorchOptimizer | Optimizer | None) -> Optimizer | None:
-    """The planner's name for an optimizer; None without one, or if its state is no fixed number of numbers a weight."""
+    """The planner's name for an optimizer; None if there is none, or its state has no fixed size for a weight."""
     if optimizer is None or isinstance(optimizer, str):
         return optimizer  # checked by the planner
     if not isinstance(optimizer, TorchOptimizer):

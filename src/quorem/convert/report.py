@@ -34,8 +34,8 @@ class Report:
     """
 
     entries: list[Entry] = field(default_factory=list)
-    # One sentence each: other references to replaced objects that were updated, and what else changed; and what goes on
-    # using an old table, which is printed first.
+    # One sentence each. ``references``: references to replaced objects that were updated, and what else changed.
+    # ``outdated``: what goes on using an old table; it is printed first.
     references: list[str] = field(default_factory=list)
     outdated: list[str] = field(default_factory=list)
 

@@ -37,7 +37,7 @@ def keep_(old: nn.Module, new: nn.Module) -> None:
 
 
 def swap_(model: nn.Module, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Tensor, Tensor]) -> list[str]:
-    """Replace modules and parameters; returns where else they were referenced than as children of modules.
+    """Replace modules and parameters; returns the places that referenced them, children of modules aside.
 
     It searches the children and attributes of modules, lists, tuples and dicts in these attributes, and the attributes
     of plain objects, such as descriptions of features.
@@ -133,7 +133,7 @@ def _declaring(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, str]]]:
 
 
 def tie_(model: nn.Module) -> None:
-    """Share the weights that are declared as tied; within ``from_pretrained`` a constructor leaves them apart."""
+    """Share the weights that are declared as tied: a constructor that ``from_pretrained`` calls does not share them."""
     for module, ties in _declaring(model):
         for target, source in ties.items():
             path, _, name = target.rpartition(".")
@@ -141,7 +141,7 @@ def tie_(model: nn.Module) -> None:
 
 
 def declare_(model: nn.Module) -> None:
-    """Declare the parameters of composed tables as tied, in place of the weights; a tied head has none of its own."""
+    """Declare the parameters of composed tables as tied, not their weights; a ``TiedLinear`` has none of these."""
     for module, ties in _declaring(model):
         names: dict[str, str] = {}
         for target, source in ties.items():

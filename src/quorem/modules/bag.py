@@ -114,7 +114,7 @@ class EmbeddingBag(Embedding):
         return pooled.view(starts.shape[0] - 1, *self.vector_shape)
 
     def _max(self, ids: Tensor, starts: Tensor) -> Tensor:
-        """Compose the vectors, then take the maximum of each bag, whose equals share the gradient."""
+        """Compose the vectors, then take the maximum of each bag; equal maxima share the gradient."""
         valid = torch.arange(ids.shape[0], device=ids.device) < starts[-1]  # others are in no bag
         within = self._within(ids[:, None], None)[:, 0]
         if self.padding[0] is not None:

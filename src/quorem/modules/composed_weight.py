@@ -50,7 +50,7 @@ class ComposedWeight(Tensor):
 
 
 def composed_weight(vectors: Tensor) -> Tensor:
-    """``vectors`` as a ``ComposedWeight``; as they are while a compiler traces, whose graphs take no such class."""
+    """``vectors`` as a ``ComposedWeight``; unchanged while a compiler traces, whose graphs cannot hold this class."""
     return vectors if torch.compiler.is_compiling() else vectors.as_subclass(ComposedWeight)
 
 

@@ -105,7 +105,7 @@ def _log_sum_exp(module: Embedding, queries: Tensor) -> Tensor:
         if pad is None:
             return total
         share = (sums_of(module, partial, torch.tensor([pad], device=queries.device), of_padding=True)[0] - total).exp()
-        if float(share.detach().max()) < MOST_SUBTRACTED:  # in its place comes the score 0
+        if float(share.detach().max()) < MOST_SUBTRACTED:  # replace the padding id's score by 0
             return torch.logaddexp(total + torch.log1p(-share), torch.zeros_like(total))
     if partial is not None:
         return cast(Tensor, _LogSumOfSums.apply(module, partial))

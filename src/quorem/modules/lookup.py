@@ -259,7 +259,7 @@ class Tables(StoredTables):
 def tables_in(module: nn.Module) -> list[Tables]:
     """The quorem modules in ``module``, of which there must be some."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module: its tables are found by themselves")
+        raise TypeError(f"module ({type(module).__name__}) must be an nn.Module, in which tables are looked for")
     members = [m for m in module.modules() if isinstance(m, Tables)]
     if not members:
         raise ValueError(f"module ({type(module).__name__}) must contain a quorem table")

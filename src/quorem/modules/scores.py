@@ -79,7 +79,7 @@ def sums_of(module: Tables, partial: Tensor, ids: Tensor, *, of_padding: bool = 
 
 
 def summed_rows(module: Tables, ids: Tensor, *, of_padding: bool = False) -> list[tuple[int, Tensor]]:
-    """Slots, and the rows ``[N]`` of their partial scores whose sums are the scores of ids; R where none is read."""
+    """Pairs of a slot and rows ``[N]``: an id's score is the sum of its partial scores over all pairs; R for no row."""
     layout = module.layout
     slots = layout.slots
     if of_padding:
@@ -115,7 +115,7 @@ def composed_are_digits(module: Tables) -> bool:
 
 
 def id_ranges(module: Tables, numbers: int, *, cached: bool = False) -> Iterator[tuple[int, int]]:
-    """First and last (excluded) of all ids, in blocks of which each id needs so many ``numbers`` at once.
+    """Blocks of all ids, each as its first id and the one after its last; an id needs ``numbers`` numbers of memory.
 
     ``cached`` blocks are small: they are for loops that keep nothing of a block.
     """

@@ -19,7 +19,7 @@ _queue_callback = torch.autograd.Variable._execution_engine.queue_callback
 
 
 def collector_of(updates: Updates, stored: Tensor) -> "Collector | None":
-    """Where the gradients of ``stored`` go, which may be in the place of the parameter; None if to its ``grad``."""
+    """What collects the gradients of ``stored``, the parameter or a replacement; None if they go to its ``grad``."""
     collector = updates.collector
     if collector is None or stored is collector.stored:
         return collector
@@ -46,8 +46,8 @@ class Collector:
     def read(self, vectors: Any, read: Read, *matrices: Tensor) -> Any:
         """The result of a read, connected so that its gradient comes to this collector.
 
-        ``vectors`` is this result; or, if only ``stored`` gets a gradient, a function that computes it; or, with the
-        ``matrices`` of a lookup with ``pieces``, what ``projection.lookup_split`` returns.
+        ``vectors`` is this result, or a function that computes it, if only ``stored`` gets a gradient. With the
+        ``matrices`` of a lookup with ``pieces``, it is what ``cpu.projection.lookup_split`` returns.
         """
         return _Collected.apply(self.stored, vectors, self, read, *matrices)
 
@@ -139,7 +139,7 @@ class _Collected(torch.autograd.Function):
 
 
 def _is_asked_for(accumulator: torch.autograd.graph.Node) -> bool:
-    """Whether the backward pass is to reach ``stored``: not if it, or ``autograd.grad``, was asked for others alone."""
+    """Whether the backward pass reaches ``stored``: not if it, or ``autograd.grad``, has only other ``inputs``."""
     try:
         return torch._C._will_engine_execute_node(accumulator)
     except RuntimeError:
@@ -172,7 +172,7 @@ def _refuse_create_graph() -> None:
 def _mean_of_replicas(rows: Tensor, values: Tensor, group: Any) -> tuple[Tensor, Tensor]:
     """Rows ``[N]`` and gradients ``[N, W]`` of all replicas, one after another, each as its share of the mean.
 
-    Every replica sends as many as the one with the most has: rows of -1, which no step moves, fill up the others.
+    Every replica sends equally many: those that have fewer add rows of -1, which no step moves.
     """
     replicas, most = dist.get_world_size(group), rows.new_tensor(len(rows))
     dist.all_reduce(most, dist.ReduceOp.MAX, group)

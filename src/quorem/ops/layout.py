@@ -67,8 +67,8 @@ class Layout(NamedTuple):
 def num_rows_read(layout: Layout) -> int:
     """The number of rows that ``stored`` must have, so that every id reads rows that exist.
 
-    Kernels do not look where an address leads, so every layout is checked here once: a TypeError or ValueError if it is
-    none, such as after ``to_empty``. If it is on a GPU, this waits.
+    Kernels do not check addresses, so every layout is checked here once. Integers that are no layout, such as those
+    after ``to_empty``, are a TypeError or ValueError. For a layout on a GPU, this waits for the GPU.
     """
     slots_type, *same, ranks_type = (t.dtype for t in (layout.slots, layout.parts, layout.spans, layout.ranks))
     types = {slots_type, ranks_type, torch.int32, torch.int64}

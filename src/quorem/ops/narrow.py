@@ -1,4 +1,4 @@
-"""Products of narrow rows and matrices, and their gradients, by the kernels of the device where nothing traces."""
+"""Products of narrow rows and matrices, with gradients. The device's kernels compute them, unless torch traces."""
 
 from collections.abc import Sequence
 from typing import Any

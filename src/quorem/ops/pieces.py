@@ -1,7 +1,7 @@
 """Where the columns of features are before and after narrow rows are multiplied by the matrices of their tables.
 
-A row of the composed rows holds those of all features one after another, a row of the vectors their vectors. A *piece*
-is one feature's part of both; without a matrix it is copied.
+Composed rows ``[B, sum of d]`` have the rows of all features side by side, vectors ``[B, sum of D]`` their vectors. A
+*piece* is the columns of one feature in both; a piece without a matrix is copied.
 """
 
 from array import array
@@ -73,8 +73,8 @@ class Pieces(tuple[Piece, ...]):
     def integers(self) -> "array[int]":
         """The pieces as CPU kernels read them, PIECE_COLUMNS numbers each.
 
-        After those of ``Piece``, ``start`` among the pieces with a matrix, and where the gradient of the matrix begins
-        if those of all matrices follow one another.
+        They are the fields of ``Piece``; its ``start`` in ``narrow``; and where the gradient of its matrix begins in a
+        buffer for those of all matrices.
         """
         kept = {piece.column: piece.start for piece in self.narrow}
         sums = [*accumulate((width * dim for width, dim in self.shapes), initial=0)]
@@ -82,7 +82,7 @@ class Pieces(tuple[Piece, ...]):
 
     @cached_property
     def gradient_columns(self) -> "array[int]":
-        """Where a ``SplitGradient`` has each composed column: 0 for ``narrow`` or 1 for ``vectors``, and its column."""
+        """Where each composed column is in a ``SplitGradient``: 0 (``narrow``) or 1 (``vectors``), and the column."""
         places, kept = list[int](), iter(self.narrow)
         for piece in self:
             part, first = (1, piece.column) if piece.matrix < 0 else (0, next(kept).start)
@@ -105,7 +105,7 @@ def pieces_of(widths: Sequence[int], dims: Sequence[int], matrices: Sequence[int
 
 
 class SplitGradient(NamedTuple):
-    """The gradient of composed rows, where that of pieces with a matrix is apart from that of the others."""
+    """The gradient of composed rows in two tensors: pieces with a matrix are in ``narrow``, others in ``vectors``."""
 
     narrow: Tensor  # as ``pieces.narrow``
     vectors: Tensor  # of all features; only columns of pieces without a matrix count

@@ -86,7 +86,7 @@ class Updates:
     def flush_(self) -> None:
         """Bring every row up to date.
 
-        While torch traces, in plain PyTorch and outside of the graph: builtins are replaced, so Numba cannot compile.
+        While torch traces, plain PyTorch does it outside of the graph: Numba cannot compile when builtins are replaced.
         """
         rule, stored = self.lagging, self.stored
         if rule is None or stored is None:

@@ -40,7 +40,7 @@ class Words(NamedTuple):
 def with_words(layout: Layout, slots: Tensor) -> Words:
     """Maps for the kernels, with words if some table has lists; and ``slots``, those of the layout on the CPU.
 
-    There are as few levels as let the words take no more memory than the lists; or as many as need the least memory.
+    There are the fewest levels with which words take no more memory than lists, or else those that take the least.
     If the layout is on a GPU, this waits for it.
     """
     places: dict[RankList, list[tuple[int, int]]] = {}  # slots and columns that name a list

@@ -35,11 +35,11 @@ from .planned import Candidate, Plan
 
 __all__ = ["Module", "Plan", "module_of", "plan", "plan_modules"]
 
-# D / d, where rows have d numbers instead of D; and the share of the traffic whose rows may as well be shared.
+# How many times narrower rows are: what that loses, as the share of the traffic that loses as much by sharing rows.
 NARROWING = {2: 0.0125, 4: 0.03, 8: 0.07}
-# Tables of so few ids keep rows of D numbers, unless that is not worth its bytes: then the share is higher by this.
+# Tables of at most FEW ids keep rows of D numbers. A plan that narrows them too has ALL_NARROW added to its loss.
 FEW, ALL_NARROW = 50, 0.05
-THIN, SELDOM = 0.6, 10  # a table is thin if more than this share of its visits goes to ids seen at most so often
+THIN, SELDOM = 0.6, 10  # a table is thin if over THIN of its visits go to ids seen at most SELDOM times
 MATRICES = 0.2  # the most of the budget that matrices of narrow rows may take
 
 
@@ -193,9 +193,9 @@ def _best_counted(
 ) -> Plan | None:
     """The widest form that gives rows to all ids that count; else the fewest bits that fit, and the best width.
 
-    Fewer bits of a number lose next to nothing. The narrower rows are, the more ids have their own, but a row of fewer
-    numbers says less: the traffic of ids that share rows, and that which the width is worth, are the least together.
-    With a ``thin`` table half the numbers lose less, where all ids that occur have rows then.
+    Fewer bits of a number lose next to nothing. With narrower rows more ids have their own, but each row says less. The
+    best width has the least sum of two shares of the traffic: that of ids that share rows, and NARROWING for the width.
+    With a ``thin`` table rows of half the numbers are taken, if all ids that occur then have rows.
     """
     candidates: list[tuple[float, Candidate]] = []  # with the share of the traffic that their width is worth
     for options in ((forms[0],), (forms[-1], 2, FEW)) if thin and times_narrower is None else ():

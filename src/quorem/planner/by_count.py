@@ -143,7 +143,7 @@ class CountedTables:
         self.ends = np.cumsum(self.ids)
 
     def visits_of_once(self) -> float:
-        """Visits that an id seen once can expect in as many rows again."""
+        """Visits that an id seen once can expect in a second log of the same length."""
         once, twice = (int(self.ids[self.value == count].sum()) for count in (1, 2))
         return 2 * twice / max(once, 1)
 
@@ -183,7 +183,7 @@ class CountedTables:
         return np.maximum(self.lists(division), 0).sum(0) * self.entry
 
     def _none_grows(self, division: Division) -> Division:
-        """The division with tables in full that would not be smaller otherwise, because of their lists."""
+        """The division, but with a table in full where its rows and lists would take no fewer bytes."""
         listed = self.list_bytes(division)
         index = most_index_bytes(self.lists(division), self.size, np.arange(len(self.size)))
         smaller = division.own * self.row + listed + index * np.maximum(self.entry // 4, 1)
@@ -236,14 +236,14 @@ def divide(tables: CountedTables, budget: int) -> Division | None:
 def noise(tables: CountedTables) -> float:
     """The count up to which an id is not worth a row: 1 if most ids seen once will not be seen again, else 0.
 
-    In as many rows again an id seen once can expect ``2 N2 / N1`` visits (the estimate of Good and Turing), where N1
-    ids were seen once and N2 twice. Where counts are fractions (shares of traffic), it is 0 too.
+    If N1 ids were seen once and N2 twice, an id seen once can expect ``2 N2 / N1`` visits in a second log of the same
+    length (the estimate of Good and Turing). Where counts are fractions (shares of traffic), the result is 0.
     """
     return 1.0 if (tables.value == np.floor(tables.value)).all() and tables.visits_of_once() < 1 else 0.0
 
 
 def gives_rows_to_all(tables: CountedTables, division: Division) -> bool:
-    """Whether each id seen more than once has a row of its own, and ids seen once as far as they will be seen again."""
+    """Whether all ids with counts above ``noise`` have rows, and others expect at most SHARED_VISITS of all visits."""
     if _num_without_row(tables, division, noise(tables)):
         return False
     visits = tables.visits_of_once() * _num_without_row(tables, division, 0.0)

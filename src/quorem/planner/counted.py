@@ -13,7 +13,7 @@ from .by_count import PARTITIONS, CountedTables, Division, Tally, divide, most_i
 from .footprint import StoredModules
 from .planned import Candidate, Plan, PlannedPool
 
-REST_COST = 2.0  # how much worse one row for all ids of the rest that were not seen rarely is than a pool
+REST_COST = 2.0  # cost of a visit to an id of the rest that is not rare; a visit to an id of the pool costs 1
 Shares = tuple[float, float, float]  # of a table's traffic: to hot, cold and rest ids
 
 

@@ -54,7 +54,7 @@ def plan_evenly(stored: StoredModules, budget: int) -> Candidate:
     last = most + few + 1
 
     def choices_at(step: int) -> list[Choice]:
-        """Up to step ``most`` only large tables shrink; then small ones do."""
+        """Steps up to ``most`` shrink only large tables; later steps shrink the small ones."""
         return [fewest_rows(n, min(step, most) if n > few else max(step - most, 1)) for n in sizes]
 
     def bytes_at(step: int) -> int:

@@ -43,10 +43,9 @@ class Module:
     row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
 
     def widths(self, times_narrower: int, few: int) -> list[int]:
-        """Width of the rows of each table that is to be so many times narrower.
+        """The width of each table's rows, if rows are to be ``times_narrower``; they have at least 2 numbers.
 
-        Rows have at least 2 numbers. A table of at most ``few`` ids, or one that would not shrink, its matrix counted,
-        keeps its width.
+        A table keeps its width if it has at most ``few`` ids, or if narrow rows and their matrix would not be smaller.
         """
         dims = [table.embedding_dim for table in self.tables]
         common = gcd(*dims)
@@ -244,8 +243,8 @@ class StoredModules:
     def shared(self, partitions: Integers, rows: Sequence[int] | None = None) -> tuple[int, int]:
         """Bytes of the modules, and of the state, that belong to no single table.
 
-        ``partitions`` is the number of stored tables that an id of each table reads, ``rows`` that of the rows of each
-        module, of its least width, which matters where they are in few bits.
+        ``partitions`` is how many stored tables an id of each table reads. ``rows`` is how many rows of the least width
+        each module has; it matters only where rows are in few bits.
         """
         most = np.zeros(len(self.stored), np.int64)
         np.maximum.at(most, self.module_of, partitions)
