@@ -234,14 +234,12 @@ def compiled_loss(model: nn.Module) -> Loss | None:
 
 def dense_optimizer(config: RunConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """torch's optimizer for parameters with dense gradients. On a GPU ``update_`` takes its step."""
-    torch_class = optim.CLASSES[config.optimizer].torch_class
-    on_gpu = any(p.is_cuda for p in parameters)
-    options: dict[str, Any] = {"lr": config.learning_rate, "fused": True}
-    if torch_class is torch.optim.Adagrad:
-        options["fused"] = not on_gpu
-    elif torch_class is not torch.optim.SGD:
-        options |= {"amsgrad": config.optimizer == "amsgrad", "capturable": on_gpu}
-    return torch_class(parameters, **options)
+    torch_class, on_gpu = optim.CLASSES[config.optimizer].torch_class, any(p.is_cuda for p in parameters)
+    fused = not (on_gpu and torch_class is torch.optim.Adagrad)
+    options = {"fused": fused, "capturable": on_gpu, "amsgrad": config.optimizer == "amsgrad"}
+    known = torch_class([torch.empty(0)]).defaults
+    taken = {name: value for name, value in options.items() if name in known}
+    return torch_class(parameters, lr=config.learning_rate, **taken)
 
 
 def update_(optimizer: torch.optim.Optimizer) -> None:
