@@ -142,7 +142,7 @@ class _Lookup(torch.autograd.Function):
                 found = _differentiable_gradients(grad, batch, stored, layout, ctx.pieces, matrices)
                 to_weights, to_stored, *of_matrices = found
                 return None, None, to_weights, None, to_stored, *nothing, *of_matrices
-            of_rows, of_matrices = grad, list[Tensor | None]()
+            of_rows, of_matrices = grad, []
             if matrices:
                 of_rows, of_matrices = split_gradient(grad, narrow, ctx.pieces, matrices)
             inputs = (of_rows, batch, stored, layout)

@@ -125,7 +125,7 @@ class _Collected(torch.autograd.Function):
         _refuse_create_graph()
         collector, read, version = ctx.collected
         _, _, _, narrow, *matrices = ctx.saved_tensors  # an error if one has been written into since
-        to_vectors, of_matrices = grad if ctx.needs_input_grad[1] else None, list[Tensor | None]()
+        to_vectors, of_matrices = grad if ctx.needs_input_grad[1] else None, []
         if matrices:
             grad, of_matrices = split_gradient(grad, narrow, read.pieces, matrices)
         if ctx.needs_input_grad[0] and _is_asked_for(ctx.next_functions[0][0]):
