@@ -125,7 +125,8 @@ class _Collected(torch.autograd.Function):
         _refuse_create_graph()
         collector, read, version = ctx.collected
         _, _, _, narrow, *matrices = ctx.saved_tensors  # an error if one has been written into since
-        to_vectors, of_matrices = grad if ctx.needs_input_grad[1] else None, []
+        to_vectors = grad if ctx.needs_input_grad[1] else None
+        of_matrices: list[Tensor | None] = []
         if matrices:
             grad, of_matrices = split_gradient(grad, narrow, read.pieces, matrices)
         if ctx.needs_input_grad[0] and _is_asked_for(ctx.next_functions[0][0]):
