@@ -167,8 +167,8 @@ def _replace(
         report.entries += collection.entries(replacement, counted)
         if replacement is not None:
             new[collection.module] = replacement
-    names = [name for group in groups for name in group.members]
-    report.entries.sort(key=lambda entry: names.index(entry.name))
+    order = {name: i for i, name in enumerate(name for group in groups for name in group.members)}
+    report.entries.sort(key=lambda entry: order[entry.name])
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module.weight in by_weight:
             embedding = by_weight[module.weight]

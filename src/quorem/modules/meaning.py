@@ -86,8 +86,9 @@ def differences(tables: "StoredTables", saved: Any, prefix: str = "") -> list[st
     known = {_crc31(name.encode()): f"the rows of {name!r}" for name in tables.names}
     wrong = []
     for t, (name, theirs, ranked) in enumerate(zip(tables.names, saved.tolist(), are_ranked(saved), strict=True)):
-        their_rows = known.get(theirs[0], "the rows of another table")
-        there = (their_rows, _kind_words(theirs[1]), "other sizes", "other partitions")
+        their_name, kind, *_ = theirs
+        their_rows = known.get(their_name, "the rows of another table")
+        there = (their_rows, _kind_words(kind), "other sizes", "other partitions")
         numbers, here = zip(*_meaning(tables, t, ranked), strict=True)
         if changed := [i for i in range(COLUMNS) if theirs[i] != numbers[i]]:
             their_words, our_words = (", ".join(words[i] for i in changed) for words in (there, here))

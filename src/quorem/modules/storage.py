@@ -92,8 +92,7 @@ class StoredTables(nn.Module):
         read = [t for t in self.table_of for _ in range(specs[t].num_vectors)]
         matrix_of = [self.narrow.index(t) if t in self.narrow else -1 for t in read]
         self.pieces = pieces_of([specs[t].width for t in read], [specs[t].embedding_dim for t in read], matrix_of)
-        self.matrix_shapes = [(specs[t].width, specs[t].embedding_dim) for t in self.narrow]
-        matrices = [nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in self.matrix_shapes]
+        matrices = [nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in self.pieces.shapes]
         self.projections = nn.ParameterList(matrices) if matrices else ()
         self.reset_parameters()
         _warn_of_fallbacks(self)
@@ -136,8 +135,8 @@ class StoredTables(nn.Module):
         if self.projections._buffers or self.projections._modules:  # pruning or a parametrization computes a matrix
             found = self.projections
         matrices: list[Tensor] = [matrix for matrix in found if matrix is not None]
-        if (shapes := [matrix.shape for matrix in matrices]) != self.matrix_shapes:  # kernels do not look
-            raise ValueError(f"projections have shapes {[*map(tuple, shapes)]} but must have {self.matrix_shapes}")
+        if (shapes := [matrix.shape for matrix in matrices]) != self.pieces.shapes:  # kernels do not look
+            raise ValueError(f"projections have shapes {[*map(tuple, shapes)]} but must have {self.pieces.shapes}")
         return [matrix.to(self.dtype) for matrix in matrices] if self.bits else matrices
 
     @property
