@@ -4,12 +4,12 @@
     python benchmarks/lookups.py --device cuda --out benchmarks/results/lookups_h200.json [--commit SHA]
 
 On one CPU thread, in processor time; or on a GPU in CUDA graphs of four batches, by events. The 26 Criteo Kaggle
-features at D = 16, Zipf ids; ``small`` tables have a hundredth of the ids, so that they fit in the cache. Four parts,
-each measured in turns, so that all its providers see the same disturbances:
+features at D = 16, on a GPU at 64 too, Zipf ids; ``small`` tables have a hundredth of the ids, so that they fit in the
+cache. Four parts, each measured in turns, so that all its providers see the same disturbances:
 
     pool     QR(4) and HotCold tables of as many rows, an eighth of each table's ids hot, one pool: lookup and step of
              Adagrad, with ids by frequency and with lists of hot ids
-    narrow   the same HotCold tables beside ones of the same bytes with rows of 8 and of 4 numbers: lookup and step
+    narrow   the same HotCold tables beside ones of the same bytes with rows of D/2 and D/4 numbers: lookup and step
     state    QR(4): step of Adagrad with sums of squares in float32, bfloat16 and log8
     bits     QR(4) in float32, 8 and 4 bits: lookup
 """
@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any, get_args
 
 import result_file
@@ -31,23 +32,26 @@ from quorem.data.shape import CARDINALITIES
 from quorem.experiments.bench import grid, measure, run
 from quorem.optimizer_names import StateDtype
 
-DIM, HOT, SMALL, BATCHES = 16, 8, 100, 4  # one id in HOT is hot; tables of up to SMALL ids stay full
+HOT, SMALL, BATCHES = 8, 100, 4  # one id in HOT is hot; tables of up to SMALL ids stay full
 Call = Callable[[int], Any]  # with the number of a batch
 
 
-def collection(cardinalities: tuple[int, ...], kind: str, device: str, width: int = DIM) -> EmbeddingCollection:
+def collection(
+    cardinalities: tuple[int, ...], kind: str, device: str, dim: int, width: int | None = None
+) -> EmbeddingCollection:
     """Tables of one kind: ``qr``, ``pool`` (ids by frequency) or ``lists`` (hot ids by a list).
 
-    Rows of fewer than DIM numbers are as many more.
+    With rows of ``width`` numbers there are as many more of them.
     """
-    rows = sum(rows for n in cardinalities for rows, _ in QR(4).spec(n, DIM).shapes)
-    pool = Pool((rows - sum(n // HOT if n > SMALL else n for n in cardinalities)) * DIM // width)
+    wider = 1 if width is None else dim // width
+    rows = sum(rows for n in cardinalities for rows, _ in QR(4).spec(n, dim).shapes)
+    pool = Pool((rows - sum(n // HOT if n > SMALL else n for n in cardinalities)) * wider)
     tables = []
     for t, n in enumerate(cardinalities):
-        num_hot = min(n // HOT * DIM // width, n - n // HOT)
-        hot_cold = HotCold(num_hot, cold=pool, width=None if width == DIM else width) if n > SMALL else Full()
+        num_hot = min(n // HOT * wider, n - n // HOT)
+        hot_cold = HotCold(num_hot, cold=pool, width=width) if n > SMALL else Full()
         counts = torch.arange(n, 0, -1) if kind == "lists" and n > SMALL else None
-        tables.append(Table(f"C{t}", n, DIM, QR(4) if kind == "qr" else hot_cold, frequencies=counts))
+        tables.append(Table(f"C{t}", n, dim, QR(4) if kind == "qr" else hot_cold, frequencies=counts))
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tables that stay full
@@ -119,26 +123,29 @@ def rows_of(part: str, setting: dict[str, Any], times: dict[str, list[float]], b
     return rows
 
 
-def measured(part: str, size: str, device: str) -> list[dict[str, Any]]:
+def measured(part: str, size: str, dim: int, device: str) -> list[dict[str, Any]]:
     """The rows of one part."""
-    timed = in_graph if device == "cuda" else on_processor
+    timed, seconds = (in_graph, 1.0) if device == "cuda" else (on_processor, 2.0)
     cardinalities = tuple(max(n // 100, 2) for n in CARDINALITIES) if size == "small" else CARDINALITIES
     rows = []
     if part == "pool":
-        modules: dict[str, Any] = {kind: collection(cardinalities, kind, device) for kind in ("qr", "pool", "lists")}
+        modules: dict[str, Any] = {k: collection(cardinalities, k, device, dim) for k in ("qr", "pool", "lists")}
         for module in modules.values():
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
     elif part == "narrow":
-        modules = {f"rows of {width}": collection(cardinalities, "pool", device, width) for width in (DIM, 8, 4)}
+        modules = {
+            f"rows of {width or dim}": collection(cardinalities, "pool", device, dim, width)
+            for width in (None, dim // 2, dim // 4)
+        }
         for module in modules.values():
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01)
     elif part == "state":
-        modules = {dtype: collection(cardinalities, "qr", device) for dtype in get_args(StateDtype)}
+        modules = {dtype: collection(cardinalities, "qr", device, dim) for dtype in get_args(StateDtype)}
         for dtype, module in modules.items():
             optim.apply_in_backward(module, optim.Adagrad, lr=0.01, state_dtype=dtype)
     else:
-        modules = {"float32": collection(cardinalities, "qr", device)}
-        modules |= {f"{bits} bits": quantize_(collection(cardinalities, "qr", device), bits) for bits in (8, 4)}
+        modules = {"float32": collection(cardinalities, "qr", device, dim)}
+        modules |= {f"{bits} bits": quantize_(collection(cardinalities, "qr", device, dim), bits) for bits in (8, 4)}
     base, modes = next(iter(modules)), {"lookup": lookup, "step": step}
     if part in ("bits", "state"):
         del modes["step" if part == "bits" else "lookup"]
@@ -146,8 +153,8 @@ def measured(part: str, size: str, device: str) -> list[dict[str, Any]]:
         ids = [grid.draw_ids("zipf", cardinalities, batch, seed=seed).to(device) for seed in range(BATCHES)]
         for mode, make in modes.items():
             calls = {name: timed(make(module, ids)) for name, module in modules.items()}
-            setting = {"tables": size, "batch": batch, "mode": mode}
-            rows += rows_of(part, setting, in_turns(calls, 2.0, 5), base)
+            setting = {"tables": size, "dim": dim, "batch": batch, "mode": mode}
+            rows += rows_of(part, setting, in_turns(calls, seconds, 5), base)
     return rows
 
 
@@ -160,10 +167,10 @@ def main() -> None:
     command = f"python benchmarks/lookups.py --device {options.device}"
     results: dict[str, Any] = {"facts": run.facts_of_run(torch.device(options.device), command, options.commit)}
     results["rows"] = []
-    for size in ("small", "full"):
-        for part in ("bits", "pool", "narrow", "state"):
-            results["rows"] += measured(part, size, options.device)
-            result_file.write(options.out, results)
+    dims = (16, 64) if options.device == "cuda" else (16,)
+    for dim, size, part in product(dims, ("small", "full"), ("bits", "pool", "narrow", "state")):
+        results["rows"] += measured(part, size, dim, options.device)
+        result_file.write(options.out, results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import LIMIT, Layout
 from ..ops.lookup import pooling_factor
 from ..ops.narrow import project
-from ..ops.pieces import NO_PIECES, Pieces
+from ..ops.pieces import Pieces
 from ..ops.rows import IdBatch, accumulator, bag_and_feature, lookup_reads, raise_out_of_range, reads_of, rows_read
 from ..ops.updates import uncompiled
 from ..paper.operations import OPERATIONS
@@ -116,7 +116,7 @@ class Tables(StoredTables):
         raise_out_of_range(IdBatch(known), self.layout, self.titles)
         return rows_read(lookup_reads(known, self.layout)).view(*ids.shape, self.parts.shape[1])
 
-    def _lookup(self, batch: IdBatch, pieces: Pieces = NO_PIECES) -> Tensor:
+    def _lookup(self, batch: IdBatch, pieces: Pieces | None = None) -> Tensor:
         """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled. Narrow rows are not projected yet.
 
         With the ``pieces`` of all features, single ids are projected too, outside of any tracer: ``[B, sum of D]``.
@@ -140,7 +140,7 @@ class Tables(StoredTables):
         invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
         groups = self.networks() if self._modules else ()
         read, sparse = (batch, stored, self.layout, updates, self._read_options()), self.sparse
-        if pieces:
+        if pieces is not None:  # torch 2.11's compiler takes an empty ``Pieces`` for true
             out = autograd.lookup_projected(*read, pieces, self.matrices(), sparse=sparse, invalid=invalid)
         elif offsets is not None and sum(len(group.members) for group in groups) == len(self.features):
             with torch.no_grad():  # _path_bag has the gradients of all features

@@ -27,16 +27,21 @@ class Kernel:
 
 
 class Compiled:
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, kernel):
         self.kernel = kernel
 
-    def __getitem__(self, grid):
-        return lambda *arguments: self.kernel.launched.append((grid, arguments))
+    def run(self, *inputs):  # as Triton calls it
+        grid, fixed, arguments = inputs[:3], inputs[3:9], inputs[9:]
+        assert fixed == ("stream of -1", self.function, self.packed_metadata, None, None, None)
+        self.kernel.launched.append((grid, arguments))
 
 
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(launching, "current_stream", "stream of {}".format)
     return Kernel()
 
 

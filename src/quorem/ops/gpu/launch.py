@@ -1,10 +1,11 @@
 """Launch kernels with little work on the host.
 
 At each call, ``kernel[grid](...)`` works out what to specialize on; with small batches this takes most of the time of a
-step. But it returns the compiled kernel, and ``compiled[grid](...)`` launches that one again. So compiled kernels are
-cached here by what Triton specializes on: dtype and alignment of a tensor; size, divisibility by 16 and equality to 1
-of an integer; values of constants. A call that is repeated, such as a training step, is cached as a whole: ``planned``
-repeats its launches with new addresses, without running the code that prepared them.
+step. But it returns the compiled kernel, and ``compiled.run(...)`` launches that one again; hooks of profilers that
+listen to Triton's launches see the first launch only. So compiled kernels are cached here by what Triton specializes
+on: dtype and alignment of a tensor; size, divisibility by 16 and equality to 1 of an integer; values of constants. A
+call that is repeated, such as a training step, is cached as a whole: ``planned`` repeats its launches with new
+addresses, without running the code that prepared them.
 """
 
 import threading
@@ -43,15 +44,26 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     key = (id(kernel), device, num_warps, *constants.values(), *kinds)
     compiled, sizes = _compiled.get(key), (*grid, 1, 1)[:3]
     if compiled is not None:
-        compiled[sizes](*values)
+        compiled.run(*sizes, current_stream(device), *_fixed(compiled), *values)
     else:
         compiled = kernel[sizes](*arguments, **constants, num_warps=num_warps)
         if compiled is None:  # Triton's interpreter compiles nothing
             return None
         _compiled[key] = compiled
     if _recording.plan is not None:
-        _recording.plan.add(compiled[sizes], arguments, values)
+        _recording.plan.add(compiled, sizes, arguments, values)
     return None
+
+
+def current_stream(device: int) -> int:
+    """The address of the current stream of a device."""
+    stream: int = triton.runtime.driver.active.get_current_stream(device)
+    return stream
+
+
+def _fixed(compiled: Any) -> tuple[Any, ...]:
+    """What ``compiled.run`` takes between the stream and the kernel's arguments; its last three are for hooks."""
+    return compiled.function, compiled.packed_metadata, None, None, None
 
 
 def _specialized(arguments: Sequence[Any], device: int) -> tuple[list[Any], list[Any]]:
@@ -100,13 +112,13 @@ class LaunchPlan:
     changing: list[Tensor]  # only while recording: the tensors given to the call, then its scratch memory
     scratch: list[int] = field(default_factory=list)  # where each scratch tensor begins in one block of memory
     scratch_bytes: int = 0  # of this block
-    launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, arguments, which of them change
+    launches: list[tuple[Any, ...]] = field(default_factory=list)  # function, grid, arguments, which of them change
     unchanged: list[Any] = field(default_factory=list)  # values in tuples in which others change
     kept: list[Tensor] = field(default_factory=list)  # other tensors that are read; the plan keeps them alive
 
-    def add(self, run: Any, arguments: Sequence[Any], values: list[Any]) -> None:
+    def add(self, compiled: Any, sizes: tuple[int, ...], arguments: Sequence[Any], values: list[Any]) -> None:
         """Record a launch."""
-        changes = []
+        changes, fixed = [], _fixed(compiled)
         for position, argument in enumerate(arguments):
             members = argument if isinstance(argument, tuple) else (argument,)
             indices = [self._which(member) for member in members]
@@ -115,8 +127,8 @@ class LaunchPlan:
                     if index is None:
                         self.unchanged.insert(0, values[position][n])
                         indices[n] = -len(self.unchanged)  # counted from the end of the list that ``run`` makes
-                changes.append((position, itemgetter(*indices)))
-        self.launches.append((run, values, changes))
+                changes.append((len(fixed) + position, itemgetter(*indices)))
+        self.launches.append((compiled.run, sizes, [*fixed, *values], changes))
 
     def _which(self, argument: Any) -> int | None:
         """The number of a tensor among those that change; None for another one, or what is no tensor."""
@@ -129,18 +141,19 @@ class LaunchPlan:
             self.kept.append(argument)
         return None
 
-    def run(self, given: Sequence[Tensor], addresses: list[int]) -> None:
+    def run(self, device: int, given: Sequence[Tensor], addresses: list[int]) -> None:
         """Repeat the launches with new addresses."""
         if self.scratch:  # allocated anew: the plan may run on several streams at once
             block = given[0].new_empty(self.scratch_bytes, dtype=torch.uint8)
             begin = block.data_ptr()
             addresses += [begin + offset for offset in self.scratch]
         addresses += self.unchanged
-        for run, values, changes in self.launches:
+        stream = current_stream(device)
+        for run, sizes, values, changes in self.launches:
             values = values.copy()  # another thread may run the same plan
             for position, value_of in changes:
                 values[position] = value_of(addresses)
-            run(*values)
+            run(*sizes, stream, *values)
 
 
 class _Recording(threading.local):
@@ -179,7 +192,7 @@ def planned(
     whole_key = (device, *key, *dtypes, *map(Tensor.data_ptr, fixed))
     plan = plans.get(whole_key)
     if plan is not None:
-        return plan.run(given, addresses)
+        return plan.run(device, given, addresses)
     _recording.plan = plan = LaunchPlan(fixed, list(given))
     try:
         body()
