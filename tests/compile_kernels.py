@@ -22,7 +22,7 @@ from quorem.ops.rows import IdBatch
 from quorem.ops.state import RowRule
 
 MOST_ARGUMENTS = 20  # of a kernel, constants among them; what belongs together is one tuple
-NEW_EACH_TIME = {"out", "sums", "lists", "dense", "dx", "gradients"}  # arguments that hold memory of one call
+NEW_EACH_TIME = {"out", "kept", "sums", "lists", "dense", "dx", "gradients"}  # arguments that hold memory of one call
 compiled: set[str] = set()
 launched: list[tuple[Any, ...]] = []
 
@@ -165,6 +165,13 @@ def compile_narrow() -> None:
     composed = torch.randn(9, 12)
     twice(projection.project, composed, pieces, matrices)
     twice(projection.project_backward, torch.randn(9, 16), composed, pieces, matrices)
+    for dim in (8, 40):  # products with and without tensor cores
+        tables = [quorem.Table("a", 99, dim, quorem.QR(4, width=dim // 2)), quorem.Table("b", 99, dim)]
+        module = quorem.EmbeddingCollection(tables)
+        read = (IdBatch(torch.zeros(9, 2, dtype=torch.int64)), module.stored.detach(), module.layout)
+        for keep in (False, True):
+            options = {"names": "", "keep": keep, "invalid": torch.tensor(0)}
+            twice(projection.lookup_split, *read, module.pieces, module.matrices(), **options)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def fresh_rule(name: str, stored: Tensor, lr: float, seed: int | None = None, **
     (group,) = optimizer.param_groups
     constants = optimizer._constants(group, stored)
     state = optimizer._row_state(optimizer._initial_state(group, stored), stored, constants)
-    state = state._replace(step=state.step.to(stored.device))
+    state = type(state)(*(t if t is None else t.to(stored.device) for t in state))
     return RowRule(name, constants, state, torch.tensor(lr, dtype=torch.float64, device=stored.device), seed)
 
 

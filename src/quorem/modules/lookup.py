@@ -131,7 +131,8 @@ class Tables(StoredTables):
         stored = self.live_stored if stored is None else stored  # asked for only if a parametrization computes it
         if offsets is not None or ids.device != stored.device:
             check_device(stored, self.ids_argument, ids, offsets, batch.sample_weights)
-        if is_traced():
+        eager = is_eager()
+        if not eager and is_traced():
             updates.flush_()
             return plain.lookup(self, batch)
         if "id_rules" in self._buffers:
@@ -146,7 +147,7 @@ class Tables(StoredTables):
             with torch.no_grad():  # _path_bag has the gradients of all features
                 out = autograd.lookup(*read, invalid=invalid)
         else:
-            out = autograd.lookup(*read, sparse=sparse, invalid=invalid)
+            out = autograd.lookup(*read, sparse=sparse, invalid=invalid, eager=eager)
         if invalid is not None:
             self._report_invalid()
         for group in groups:
@@ -163,7 +164,7 @@ class Tables(StoredTables):
         """
         if not self.narrow:
             return self._lookup(batch)
-        if batch.offsets is None and is_eager() and not is_traced() and not self.networks():
+        if batch.offsets is None and is_eager() and not self.networks():
             return self._lookup(batch, self.pieces)
         return project(self._lookup(batch).flatten(1), self.pieces, self.matrices())
 

@@ -153,7 +153,8 @@ def sorted_blocks(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, int]:
     shapes are static for the compiler.
     """
     n = group.shape[0]
-    size = torch.sym_min(8 * (n // num_groups // 8 + 1), 1024)
+    smaller = min if isinstance(n, int) else torch.sym_min  # which torch 2.11 cannot compile for a known n
+    size = smaller(8 * (n // num_groups // 8 + 1), 1024)
     num_blocks = n // size + num_groups
     counts = group.new_zeros(num_groups).index_add(0, group, torch.ones_like(group))
     needed = (counts + size - 1) // size

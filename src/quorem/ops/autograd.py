@@ -38,11 +38,13 @@ def lookup(
     *,
     sparse: bool = False,
     invalid: Tensor | None = None,
+    eager: bool | None = None,
 ) -> Tensor:
     """Composed vectors ``[B, S, W]`` of a batch; those of a bag are pooled.
 
     The gradient of ``stored`` goes where ``updates`` says, or is ``sparse`` or dense; rows that are bytes get none.
-    ``invalid`` is a count to which the number of ids out of range is added, if these do not raise.
+    ``invalid`` is a count to which the number of ids out of range is added, if these do not raise. ``eager`` is
+    ``is_eager()``, if known.
     """
     weights, has_gradients = batch.sample_weights, torch.is_grad_enabled()
     to_weights = has_gradients and weights is not None and weights.requires_grad
@@ -50,7 +52,7 @@ def lookup(
         raise ValueError("per_sample_weights must not require a gradient if rows are quantized: detach them")
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
-    eager, collector = is_eager(), collector_of(updates, stored)
+    eager, collector = is_eager() if eager is None else eager, collector_of(updates, stored)
     if invalid is not None and (batch.offsets is not None or not eager):  # kernels that pool do not count
         call("count_invalid_", batch, invalid, layout)
         invalid = None
@@ -85,7 +87,8 @@ def lookup_projected(
     if updates.lagging is not None:
         updates.catch_up_(batch, stored, layout)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (stored, *matrices))
-    split = call("lookup_split", batch, stored, layout, pieces, matrices, keep=keep, **options)
+    counted: dict[str, Any] = {} if invalid is None else {"invalid": invalid}
+    split = call("lookup_split", batch, stored, layout, pieces, matrices, keep=keep, **options, **counted)
     if split is NotImplemented:
         composed = lookup(batch, stored, layout, updates, options, sparse=sparse, invalid=invalid)
         return project(composed.flatten(1), pieces, matrices)
@@ -144,7 +147,7 @@ class _Lookup(torch.autograd.Function):
                 return None, None, to_weights, None, to_stored, *nothing, *of_matrices
             of_rows, of_matrices = grad, []
             if matrices:
-                of_rows, of_matrices = split_gradient(grad, narrow, ctx.pieces, matrices)
+                of_rows, of_matrices = split_gradient(grad, narrow, ctx.pieces, matrices, stored.shape[1])
             inputs = (of_rows, batch, stored, layout)
             if ctx.needs_input_grad[2]:
                 to_weights = call("sample_weights_backward", *inputs).to(sample_weights.dtype)

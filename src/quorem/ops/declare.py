@@ -81,10 +81,13 @@ def call(name: str, *args: Any, eager: bool | None = None, **options: Any) -> An
 
 
 def is_eager() -> bool:
-    """Whether ops run one by one, and nothing has to see them: no compiler, transform, mode, profiler or tracer."""
+    """Whether ops run one by one, and nothing has to see them: no compiler, transform, mode, profiler or tracer.
+
+    Then nothing is traced either (``is_traced``).
+    """
     if torch.compiler.is_compiling() or _are_functorch_transforms_active() or _len_torch_dispatch_stack():
         return False
-    return not _profiler_enabled() and not _is_tracing()
+    return not _profiler_enabled() and not _is_tracing() and forward_ad._current_level < 0
 
 
 def is_traced() -> bool:

@@ -128,7 +128,7 @@ class _Collected(torch.autograd.Function):
         to_vectors = grad if ctx.needs_input_grad[1] else None
         of_matrices: list[Tensor | None] = []
         if matrices:
-            grad, of_matrices = split_gradient(grad, narrow, read.pieces, matrices)
+            grad, of_matrices = split_gradient(grad, narrow, read.pieces, matrices, collector.stored.shape[1])
         if ctx.needs_input_grad[0] and _is_asked_for(ctx.next_functions[0][0]):
             if ctx.in_float16:
                 raise RuntimeError(
@@ -152,7 +152,8 @@ def _is_asked_for(accumulator: torch.autograd.graph.Node) -> bool:
 
 def _collect_grad(collector: "weakref.ref[Collector]", stored: Tensor) -> None:
     """Collect a gradient that comes from no lookup: from ``to_dense()``, ``weight`` or ``stored`` itself."""
-    grad, owner = stored.grad, collector()
+    with unwatched():
+        grad, owner = stored.grad, collector()
     if grad is None or owner is None:
         return
     stored.grad = None

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from . import projection
-from .declare import call, is_eager, is_traced
-from .pieces import Pieces, SplitGradient
+from .declare import call, is_eager
+from .pieces import Gradient, Pieces, SplitGradient
 
 
 def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Tensor:
     """``projection.project``, with gradients."""
-    if not is_eager() or is_traced():
+    if not is_eager():
         return projection.project(composed, pieces, matrices)
     vectors: Tensor
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (composed, *matrices)):
@@ -24,10 +24,16 @@ def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Ten
 
 
 def split_gradient(
-    grad: Tensor, narrow: Tensor, pieces: Pieces, matrices: Sequence[Tensor]
-) -> tuple[SplitGradient, list[Tensor | None]]:
-    """The gradients of the composed rows and of each matrix, without autograd, after ``lookup_split``."""
+    grad: Tensor, narrow: Tensor, pieces: Pieces, matrices: Sequence[Tensor], width: int
+) -> tuple[Gradient, list[Tensor | None]]:
+    """The gradients of the composed rows and of each matrix, without autograd, after ``lookup_split``.
+
+    That of a GPU keeps all columns of the composed rows, and ``width`` of them are a row of ``stored``.
+    """
     grad = grad.contiguous()
+    if grad.is_cuda:
+        of_composed, of_matrices = _gradients(grad, narrow, pieces, matrices)
+        return of_composed.unflatten(1, (-1, width)), of_matrices
     of_narrow, of_matrices = _gradients(grad, narrow, pieces.narrow, matrices)
     return SplitGradient(of_narrow, grad, pieces), of_matrices
 

@@ -162,4 +162,4 @@ def row_state_bytes(
 
 def present(state: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The tensors that a state has."""
-    return tuple(tensor for tensor in state if tensor is not None)
+    return tuple([tensor for tensor in state if tensor is not None])

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from gpu_cases import DEVICE, assert_close
+from gpu_cases import DEVICE, N, assert_close, batch
 
+from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table
 from quorem.ops import projection as truth
+from quorem.ops.lookup import lookup
 from quorem.ops.pieces import pieces_of
+from quorem.ops.rows import IdBatch
 
 pytest.importorskip("triton", reason="the GPU kernels are Triton's: pip install quorem[gpu]")
 
@@ -37,3 +40,40 @@ def test_what_the_kernels_do_not_support_is_left_to_plain_pytorch() -> None:
     assert projection.project(composed, pieces_of([2], [4], [0]), matrices) is NotImplemented
     wide = [torch.randn(2, 300, device=DEVICE)]
     assert projection.project(composed.float(), pieces_of([2], [300], [0]), wide) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keep"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.float16, False)]
+)
+def test_rows_are_composed_and_multiplied_at_once(dtype: torch.dtype, keep: bool) -> None:
+    torch.manual_seed(0)
+    pool = Pool(70)
+    tables = [
+        Table("full", 50, 16),
+        Table("qr", 300, 16, QR(4, width=4)),
+        Table("hot", N, 16, HotCold(20, cold=pool, num_rest=30, width=4), frequencies=torch.randperm(N), padding_idx=7),
+        Table("cold", N, 16, HotCold(10, cold=pool, width=4), features=("seen", "bought")),
+        Table("two", 300, 16, QR(4, width=8)),
+        Table("small", 300, 20, Full(width=4)),
+    ]
+    module = EmbeddingCollection(tables, device=DEVICE, dtype=dtype)
+    for size in (0, 1, 70):
+        ids = batch(module, size) if size else torch.empty(0, 7, dtype=torch.int64, device=DEVICE)
+        invalid, counted = (torch.zeros((), dtype=torch.int64, device=DEVICE) for _ in range(2))
+        read, stored = IdBatch(ids), module.stored.detach()
+        matrices = [matrix.detach() for matrix in module.matrices()]
+        inputs = (read, stored, module.layout, module.pieces, matrices)
+        kept, vectors = projection.lookup_split(*inputs, names="", keep=keep, invalid=invalid)
+        composed = lookup(read, stored.double(), module.layout, counted).flatten(1)
+        expected = truth.project(composed, module.pieces, [matrix.double() for matrix in matrices])
+        assert_close(vectors, expected, dtype, "vectors")
+        assert int(invalid) == int(counted) == (size > 0)
+        for piece in module.pieces if keep else ():
+            if piece.matrix >= 0:
+                columns = slice(piece.start, piece.start + piece.width)
+                assert_close(kept[:, columns], composed[:, columns], dtype, "composed rows")
+    joined = EmbeddingCollection([Table("a", 300, 16, QR(4, operation="concat", width=4))], device=DEVICE)
+    other = (IdBatch(ids[:, :1]), joined.stored.detach(), joined.layout, joined.pieces, joined.matrices())
+    assert projection.lookup_split(*other, names="") is NotImplemented
+    if dtype != torch.float32:  # composed rows of 16 bytes, which a GPU writes slowly
+        assert projection.lookup_split(*inputs, names="", keep=True) is NotImplemented

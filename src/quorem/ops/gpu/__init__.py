@@ -21,6 +21,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
 
     ops: tuple[Callable[..., Any], ...] = (
         *(lookup.lookup, lookup.count_invalid_, gradients.backward, gradients.sample_weights_backward),
-        *(rules.update_, replay.catch_up_, projection.project, projection.project_backward),
+        *(rules.update_, replay.catch_up_),
+        *(projection.project, projection.project_backward, projection.lookup_split),
     )
     return {op.__name__: op for op in ops}

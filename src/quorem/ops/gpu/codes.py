@@ -15,15 +15,16 @@ NARROW_ROW, SHARING, SCALE_BITS = tl.constexpr(NARROW), tl.constexpr(BLOCK_ROWS)
 
 @triton.jit
 def numbers_at(
-    stored, ends, rows, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr
+    stored, ends, rows, columns, c, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr, width=None
 ):  # fmt: skip
     """Columns ``[C]``, from ``c`` on, of ``rows`` ``[T, 1]``; zeros where a row is -1.
 
-    If NBITS are 8 or 4, rows are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where wide
+    With a ``width``, a row is the first of several of ``stored`` that hold so many numbers. If NBITS are 8 or 4, rows
+    are bytes (``ops.codes``), and ``ends`` is ``stored`` as int32, or as int16 where wide
     rows are no multiple of four bytes.
     """
     read, row = rows >= 0, rows.to(tl.int64)
-    mask = read & (columns < W)[None, :]
+    mask = read & (columns < (W if width is None else width))[None, :]
     if NBITS == 0:
         return tl.load(stored + row * W + columns[None, :], mask=mask, other=0).to(ACC)
     else:

@@ -29,6 +29,7 @@ class LayoutFlags:
     owned: bool  # some ids have rows of their own
     rested: bool  # some slot has a rest
     mixed: bool  # some slot mixes its numbers over a pool
+    joined: bool  # the slots of each feature read one row of its tables after another, for ``lookup_split``
     levels: int  # of the words in ``maps``, 0 without lists of ids
     product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
 
@@ -81,7 +82,7 @@ def fused_layout(
         return None
     if any_order and torch.are_deterministic_algorithms_enabled():
         return None
-    return host_layout(layout, len(stored))
+    return host_layout(layout, stored.shape[0])
 
 
 def check_state(stored: Tensor, *averages: Tensor | None, last: Tensor | None = None) -> None:
@@ -113,6 +114,9 @@ def _read(layout: Layout) -> HostLayout:
     if largest < 2**31 and int(slots[:, column.BITS].max()) < 32:
         table = table.int()
     operations = slots[num_composed > 1, column.OPERATION].unique().tolist()
+    begin = spans[slots[:, column.FEATURE], 0]
+    following, last = parts[begin], column.GROUP
+    following[..., column.BASE] += (number - begin)[:, None] * (following[..., column.BASE] != UNUSED)
     flags = LayoutFlags(
         plain=bool((slots[:, column.FEATURE] == number).all()),
         padded=bool((slots[:, column.PADDING] != NO_PADDING).any()),
@@ -121,6 +125,7 @@ def _read(layout: Layout) -> HostLayout:
         owned=bool((slots[:, column.OWN] > 0).any()),
         rested=bool((slots[:, column.REST] < slots[:, column.LIMIT]).any()),
         mixed=bool((slots[:, column.BITS] > 0).any()),
+        joined=torch.equal(parts, following) and torch.equal(slots[:, :last], slots[begin, :last]),
         levels=levels,
         product=-1 if len(operations) > 1 else int(operations == [MULT]),
     )

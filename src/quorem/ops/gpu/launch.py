@@ -11,7 +11,7 @@ addresses, without running the code that prepared them.
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 MOST_PLANS = 256  # the most plans of one owner; when there are more, all are dropped
 SCRATCH_ALIGNMENT = 512  # bytes; that of CUDA's allocator
 
+_KIND = attrgetter("dtype", "device")
 power_of_2: Callable[[int], int] = triton.next_power_of_2
 _compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -180,19 +181,18 @@ def planned(
             with are its ``scratch``, or are kept alive by the plan; none is a view of a tensor that changes.
         body: a function that does nothing but launch kernels.
     """
-    addresses: list[int] = []
-    device, dtypes = given[0].get_device(), [tensor.dtype for tensor in given]
-    for tensor in given:
-        address = tensor.data_ptr()
-        if address % 16 or address in addresses or tensor.get_device() != device:
+    device, addresses = given[0].get_device(), [*map(Tensor.data_ptr, given)]
+    for address in addresses:
+        if address % 16:
             return body()
-        addresses.append(address)
     if device >= 0 and device != torch.cuda.current_device():
         return body()
-    whole_key = (device, *key, *dtypes, *map(Tensor.data_ptr, fixed))
+    whole_key = (*key, *map(_KIND, given), *map(Tensor.data_ptr, fixed))
     plan = plans.get(whole_key)
     if plan is not None:
         return plan.run(device, given, addresses)
+    if len(set(addresses)) < len(addresses) or any(tensor.get_device() != device for tensor in given):
+        return body()
     _recording.plan = plan = LaunchPlan(fixed, list(given))
     try:
         body()

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..codes import num_stored
 from ..layout import Layout
 from ..rows import IdBatch
-from ..state import present
 from . import rows as index
 from .codes import StoredRows, numbers_at, stored_rows
 from .host import HostLayout, host_layout
@@ -55,20 +54,31 @@ def lookup_kernel(
     i, own_row = index.place_at(tl.where(valid, i, 0).to(table.dtype.element_ty), valid, slot, maps, S, FLAGS)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
-        rows = index.row_read(i, own_row, valid, slot, maps, 0, S, FLAGS)[:, None]
-        x = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
-        for k in tl.static_range(1, K):
-            rows = index.row_read(i, own_row, valid, slot, maps, k, S, FLAGS)[:, None]
-            y = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS)
-            if FLAGS.product == 0:
-                x += y
-            elif FLAGS.product == 1:
-                x = tl.where(rows >= 0, x * y, x)
-            else:
-                product = (tl.load(slot + S * OPERATION) == PRODUCT)[:, None]
-                x = tl.where(product & (rows >= 0), x * y, x + y)
+        x = combined(i, own_row, valid, stored, ends, slot, maps, columns, c, S, W, K, C, ACC, NBITS, FLAGS)
         elements, mask = index.elements_of(vector, inside, columns, W)
         tl.store(out + elements, x.to(out.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+
+
+@triton.jit
+def combined(
+    i, own_row, valid, stored, ends, slot, maps, columns, c, S: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
+    C: tl.constexpr, ACC: tl.constexpr, NBITS: tl.constexpr, FLAGS: tl.constexpr, width=None,
+):  # fmt: skip
+    """The K rows of each id, combined in ACC: columns ``[T, C]``. ``i`` and ``own_row`` come from ``place_at``; with a
+    ``width`` a row is several of ``stored`` (see ``numbers_at``)."""
+    rows = index.row_read(i, own_row, valid, slot, maps, 0, S, FLAGS)[:, None]
+    x = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS, width)
+    for k in tl.static_range(1, K):
+        rows = index.row_read(i, own_row, valid, slot, maps, k, S, FLAGS)[:, None]
+        y = numbers_at(stored, ends, rows, columns, c, W, C, ACC, NBITS, width)
+        if FLAGS.product == 0:
+            x += y
+        elif FLAGS.product == 1:
+            x = tl.where(rows >= 0, x * y, x)
+        else:
+            product = tl.load(slot + S * OPERATION + tl.zeros_like(i)) == PRODUCT
+            x = tl.where(product[:, None] & (rows >= 0), x * y, x + y)
+    return x
 
 
 @triton.jit
@@ -135,7 +145,7 @@ def lookup(batch: IdBatch, stored: Tensor, layout: Layout, invalid: Tensor | Non
     rows = stored_rows(stored, **options)
     if rows is None:
         return NotImplemented
-    host = host_layout(layout, num_stored(stored, rows.width) if rows.bits else len(stored))
+    host = host_layout(layout, num_stored(stored, rows.width) if rows.bits else stored.shape[0])
     return _vectors(batch.ids, rows, host, invalid) if batch.offsets is None else _pooled(batch, rows, host)
 
 
@@ -162,13 +172,13 @@ def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | 
         )  # fmt: skip
 
     key = ("lookup", size, stride, width, bits, invalid is None, stored.dtype)
-    planned(host.plans, key, present((stored, ends, invalid)), (ids, out), launches)
+    planned(host.plans, key, (stored,) if invalid is None else (stored, invalid), (ids, out), launches)
     return out
 
 
 def _pooled(batch: IdBatch, rows: StoredRows, host: HostLayout) -> Tensor:
     """The pooled vectors ``[B, S, W]`` of bags."""
-    bags = DeviceBatch.of(batch, len(host.spans))
+    bags = DeviceBatch.of(batch, host.spans.shape[0])
     out = rows.stored.new_empty(bags.size, host.num_slots, rows.width, dtype=rows.dtype)
     if out.numel():
         block, columns, warps = bag_tile(rows.width, rows.bits)

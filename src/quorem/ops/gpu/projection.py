@@ -2,11 +2,11 @@
 
 A program handles T batch entries of one piece at a time. ``ops.projection`` is the plain reference. Products have
 float32's precision, on the tensor cores. All columns are multiples of U, the largest power of two that allows it: so
-the compiler reads and writes U numbers at once. A kernel that also composes the rows was no faster on an H200.
+the compiler reads and writes U numbers at once. ``lookup_split`` also composes the rows, of single ids.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
 from typing import Any
@@ -16,13 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..layout import Layout
 from ..pieces import Pieces
-from .launch import cdiv, launch, power_of_2
+from ..rows import IdBatch
+from ..state import present
+from .host import fused_layout
+from .launch import cdiv, launch, planned, power_of_2
+from .lookup import combined
+from .rows import LIMIT, PADDING, DeviceBatch, place_at
 
 START, WIDTH, COLUMN, DIM, MATRIX, PLACE = map(tl.constexpr, range(6))  # columns of a table of pieces
 PIECE_COLUMNS = tl.constexpr(6)
 NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 WIDEST = 128  # the most numbers of a vector
+SECTOR = 32  # bytes that a GPU writes at a time: pieces of fewer take longer than another launch
 PROGRAMS = 2048  # about so many share the sums of the gradients of the matrices
 MOST_TABLES = 256
 
@@ -34,14 +41,19 @@ class Tiles:
     """Constants of the kernels."""
 
     unit: int  # U
-    width: int  # R: of composed rows, at least 16 for the tensor cores
+    width: int  # R: of composed rows; fewer than 16 are not multiplied on the tensor cores
     dim: int  # C: of vectors
     kind: Any  # of the matrices
 
     @property
     def block(self) -> dict[str, int]:
-        """T and the warps of a program: what was fastest on an H200."""
+        """T and the warps of a program of ``project``: what was fastest on an H200."""
         return {"T": 64, "num_warps": 1 if self.dim <= 32 else 4}
+
+    @property
+    def lookup_block(self) -> dict[str, int]:
+        """T and the warps of a program of ``lookup_split``: what was fastest on an H200."""
+        return {"T": 64, "num_warps": 4} if self.width > 16 else {"T": 64 if self.dim <= 32 else 32, "num_warps": 1}
 
 
 @triton.jit
@@ -104,6 +116,57 @@ def project_kernel(
 
 
 @triton.jit
+def lookup_split_kernel(
+    ids, stored, kept, out, invalid, pieces, table, maps, B, id_stride, kept_step, out_step, F,
+    TILES: tl.constexpr, S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, FLAGS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """The vectors of T ids of one feature, and the composed rows if they are ``kept``."""
+    U: tl.constexpr = TILES.unit
+    R: tl.constexpr = TILES.width
+    C: tl.constexpr = TILES.dim
+    p, block = tl.program_id(0) % F, tl.program_id(0) // F
+    n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
+    i = tl.load(ids + n * id_stride + p, mask=n < B, other=-1)
+    start, width, column, dim, matrix, copied = piece_at(pieces, p, U, TILES.kind)
+    slot = table + start // W
+    limit = tl.load(slot + S * LIMIT)
+    valid = (i >= 0) & (i < limit)
+    if invalid is not None:
+        wrong = tl.sum(((n < B) & (valid == 0)).to(tl.int32))
+        if wrong > 0:
+            tl.atomic_add(invalid, wrong.to(tl.int64), sem="relaxed")
+    if FLAGS.padded:
+        valid = valid & (i != tl.load(slot + S * PADDING))
+    i, own_row = place_at(tl.where(valid, i, 0).to(table.dtype.element_ty), valid, slot, maps, S, FLAGS)
+    target, mask = tile_at(out, block, column, out_step * U, dim, B, T, C)
+    every, some = tl.arange(0, C), tl.arange(0, R)
+    if copied:
+        x = combined(i, own_row, valid, stored, None, slot, maps, every, 0, S, W, K, C, tl.float32, 0, FLAGS, dim)
+        tl.store(target, x.to(out.dtype.element_ty), mask=mask)
+    else:
+        y = combined(i, own_row, valid, stored, None, slot, maps, some, 0, S, W, K, R, tl.float32, 0, FLAGS, width)
+        if kept is not None:
+            place, inside = tile_at(kept, block, start, kept_step * U, width, B, T, R)
+            tl.store(place, y.to(kept.dtype.element_ty), mask=inside)
+        tl.store(target, product_of_few(y, matrix, width, dim, T, R, C).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def product_of_few(y, matrix, width, dim, T: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """``product`` with a matrix ``[R, C]`` in memory; that of fewer than 16 rows not on the tensor cores."""
+    if R >= 16:
+        weights, weighted = matrix_at(matrix, width, dim, R, C)
+        return product(y, numbers_in(weights, weighted))
+    else:
+        columns = tl.arange(0, C)
+        total = tl.zeros((T, C), tl.float32)
+        for r in tl.static_range(R):
+            row = tl.load(matrix + r * dim + columns, mask=(columns < dim) & (r < width), other=0).to(tl.float32)
+            total += tl.sum(tl.where(tl.arange(0, R)[None, :] == r, y, 0), 1)[:, None] * row[None, :]
+        return total
+
+
+@triton.jit
 def project_backward_kernel(
     grad, x, dx, sums, pieces, B, grad_step, x_step, F, length, shares,
     TILES: tl.constexpr, T: tl.constexpr,
@@ -150,6 +213,50 @@ def project(composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Any
             len(pieces), TILES=tiles, **tiles.block,
         )  # fmt: skip
     return out
+
+
+def lookup_split(
+    batch: IdBatch,
+    stored: Tensor,
+    layout: Layout,
+    pieces: Pieces,
+    matrices: Sequence[Tensor],
+    *,
+    names: str,
+    keep: bool = False,
+    invalid: Tensor | None = None,
+    **codes: Any,
+) -> Any:
+    """The composed rows (None without ``keep``) and the vectors of single ids, in one launch.
+
+    The columns of composed rows without a matrix are not written: their gradients do not need them.
+    """
+    host = None if codes else fused_layout(stored, layout)
+    partial_sectors = keep and pieces.widest * stored.itemsize < SECTOR
+    contiguous = all(matrix.is_contiguous() for matrix in matrices)
+    if host is None or not host.flags.joined or partial_sectors or not contiguous:
+        return NotImplemented
+    ids = DeviceBatch.of(batch, len(host.spans))
+    out = stored.new_empty(ids.size, pieces.num_columns)
+    tiles = _tiles(pieces, matrices, out)
+    if tiles is None:
+        return NotImplemented
+    tiles = replace(tiles, width=power_of_2(pieces.widest))
+    kept = stored.new_empty(ids.size, pieces.num_composed) if keep else None
+
+    def launches() -> None:
+        _, table = _table(stored, pieces, matrices, tiles.unit)
+        launch(
+            lookup_split_kernel, (cdiv(ids.size, tiles.lookup_block["T"]) * len(pieces),),
+            ids.ids, stored, kept, out, invalid, table, host.table, host.on_device.maps, ids.size, ids.stride,
+            pieces.num_composed // tiles.unit, pieces.num_columns // tiles.unit, len(pieces),
+            TILES=tiles, S=host.num_slots, W=stored.shape[1], K=host.num_parts, FLAGS=host.flags, **tiles.lookup_block,
+        )  # fmt: skip
+
+    if ids.size:
+        key = ("lookup_split", ids.size, ids.stride, keep, invalid is None, stored.dtype, tiles)
+        planned(host.plans, key, present((stored, invalid, *matrices)), present((ids.ids, out, kept)), launches)
+    return kept, out
 
 
 def project_backward(grad: Tensor, composed: Tensor, pieces: Pieces, matrices: Sequence[Tensor]) -> Any:

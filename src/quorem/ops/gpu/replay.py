@@ -51,7 +51,7 @@ def power(log, exponent):
 
 def history_of(state: AdamState, constants: AdamConstants) -> tuple[Any, Tensor, int]:
     """The state, with None for moments that are not used, the constants, and H, as kernels take them."""
-    moments: Any = state.moments if len(state.moments) else None
+    moments: Any = state.moments if state.moments.shape[0] else None
     return state._replace(moments=moments), on_device(constants, state.step.device), len(state.lrs)
 
 
@@ -218,8 +218,8 @@ def catch_up_(batch: IdBatch, stored: Tensor, layout: Layout, rule: RowRule) -> 
     host = fused_layout(stored, layout, whole_rows=True) if rule.entry.fused else None
     if host is None:
         return NotImplemented
-    ids = DeviceBatch.of(batch, len(layout.spans))
-    reads = len(ids.ids)
+    ids = DeviceBatch.of(batch, layout.spans.shape[0])
+    reads = ids.ids.shape[0]
 
     def launches() -> None:
         check_state(stored, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq, last=state.last)

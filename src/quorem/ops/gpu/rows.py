@@ -52,9 +52,9 @@ class DeviceBatch(NamedTuple):
         """The batch with contiguous tensors."""
         ids, offsets, weights = batch.ids.contiguous(), batch.offsets, batch.sample_weights
         if offsets is None:
-            return DeviceBatch(ids, None, weights, len(ids), ids.stride(0))
+            return DeviceBatch(ids, None, weights, *ids.shape)
         weights = None if weights is None else weights.contiguous()
-        return DeviceBatch(ids, offsets.contiguous(), weights, (len(offsets) - 1) // num_features, 1)
+        return DeviceBatch(ids, offsets.contiguous(), weights, (offsets.shape[0] - 1) // num_features, 1)
 
 
 @dataclass(frozen=True)

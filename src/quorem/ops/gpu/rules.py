@@ -84,7 +84,7 @@ def update_(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout, rule: 
     is_empty = not grad.numel() or not batch.ids.numel()
     if host is None or is_empty or (entry.by_row and host.flags.pitched):  # one sum for all pieces of a row
         return NotImplemented
-    grad, ids = grad.contiguous(), DeviceBatch.of(batch, len(layout.spans))
+    grad, ids = grad.contiguous(), DeviceBatch.of(batch, layout.spans.shape[0])
 
     def launches() -> None:
         check_state(stored, *(getattr(state, name) for name in entry.averages), last=getattr(state, "last", None))
@@ -103,9 +103,9 @@ def update_(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout, rule: 
             num_warps=8,
         )  # fmt: skip
 
-    reads, given = ids.stride if ids.offsets is None else rounded_up(len(ids.ids)), present((grad, *ids[:3]))
+    reads, given = ids.stride if ids.offsets is None else rounded_up(ids.ids.shape[0]), present((grad, *ids[:3]))
     # The shape of the state is in the key, since ``check_state`` runs only when a plan is made.
     about_rows = (stored.shape, stored.dtype, state[0].shape, state[0].dtype)
-    key = ("update", rule.name, *constants, seed, batch.mean, len(given), len(grad), reads, *about_rows)
+    key = ("update", rule.name, *constants, seed, batch.mean, len(given), grad.shape[0], reads, *about_rows)
     planned(host.plans, key, (stored, lr, *present(state)), given, launches)
     return None
