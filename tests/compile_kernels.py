@@ -165,7 +165,7 @@ def compile_narrow() -> None:
     composed = torch.randn(9, 12)
     twice(projection.project, composed, pieces, matrices)
     twice(projection.project_backward, torch.randn(9, 16), composed, pieces, matrices)
-    for dim in (8, 40):  # products with and without tensor cores
+    for dim in (16, 40):  # products without and with tensor cores
         tables = [quorem.Table("a", 99, dim, quorem.QR(4, width=dim // 2)), quorem.Table("b", 99, dim)]
         module = quorem.EmbeddingCollection(tables)
         read = (IdBatch(torch.zeros(9, 2, dtype=torch.int64)), module.stored.detach(), module.layout)

@@ -3,6 +3,7 @@
 For the dense gradient of the rows, ``row_sums`` sums the gradients, and one more launch writes the sums into it.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from ..layout import Layout
 from ..rows import IdBatch
 from .host import fused_layout
 from .launch import cdiv, launch, power_of_2
-from .lookup import bag_tile, composed
+from .lookup import bag_tile, combined
 from .row_sums import run_of, sum_by_row, summed_rows
-from .rows import TYPES, DeviceBatch, bags_at, divisor_of, elements_of, is_valid, nth_ids, slot_at
+from .rows import TYPES, DeviceBatch, bags_at, divisor_of, elements_of, is_valid, nth_ids, place_at
 
 
 @triton.jit
@@ -33,24 +34,25 @@ def dense_kernel(
 
 @triton.jit
 def sample_weights_kernel(
-    grad, batch, stored, out, layout, S, F, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, MEAN: tl.constexpr, FLAGS: tl.constexpr,
+    grad, batch, stored, out, layout, F, S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr,
+    C: tl.constexpr, ACC: tl.constexpr, MEAN: tl.constexpr, FLAGS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one feature: the product of each id's composed vector with its bag's gradient."""
     feature = tl.program_id(0) % F
     n = (tl.program_id(0) // F).to(tl.int64) * T + tl.arange(0, T)
     first = tl.load(layout.spans + 2 * feature)
-    slot = slot_at(layout.slots, first)
     start, length = bags_at(batch, feature, n)
-    num_valid = divisor_of(batch, start, length, slot, T, ACC) if MEAN else 1
+    num_valid = divisor_of(batch, start, length, layout.table + first, S, T, ACC) if MEAN else 1
     for nth in range(0, tl.max(length)):
-        i = nth_ids(batch, start, length, nth)
-        valid = is_valid(i, slot)
+        ids = nth_ids(batch, start, length, nth)
+        valid = is_valid(ids, layout.table + first, S)
         total = tl.zeros((T,), ACC)
         for s in range(first, first + tl.load(layout.spans + 2 * feature + 1)):
+            slot = layout.table + s
+            i, own_row = place_at(ids, valid, slot, layout.maps, S, FLAGS)
             for c in range(0, W, C):
                 columns = c + tl.arange(0, C)
-                x = composed(i, valid, stored, None, s, layout, columns, c, W, K, C, ACC, FLAGS, 0)
+                x = combined(i, own_row, valid, stored, None, slot, layout.maps, columns, c, S, W, K, C, ACC, 0, FLAGS)
                 elements, mask = elements_of(n * S + s, valid, columns, W)
                 total += tl.sum(x * tl.load(grad + elements, mask=mask, other=0).to(ACC), 1)
         if MEAN:
@@ -81,12 +83,12 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
         return NotImplemented
     out = torch.zeros(batch.ids.shape, dtype=grad.dtype, device=grad.device)
     if grad.numel() and batch.ids.numel():
-        features, (num_slots, k, _) = len(layout.spans), layout.parts.shape
+        features = len(layout.spans)
         block, columns, warps = bag_tile(stored.shape[1])
         launch(
             sample_weights_kernel, (cdiv(len(grad), block) * features,),
-            grad.contiguous(), DeviceBatch.of(batch, features), stored, out, host.on_device, num_slots, features,
-            W=stored.shape[1], K=k, T=block, C=columns, ACC=TYPES[stored.dtype], MEAN=batch.mean,
-            FLAGS=host.row_flags, num_warps=warps,
+            grad.contiguous(), DeviceBatch.of(batch, features), stored, out, host.on_device, features,
+            S=host.num_slots, W=stored.shape[1], K=host.num_parts, T=block, C=columns, ACC=TYPES[stored.dtype],
+            MEAN=batch.mean, FLAGS=replace(host.flags, plain=False, joined=False), num_warps=warps,
         )  # fmt: skip
     return out

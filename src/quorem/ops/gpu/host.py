@@ -1,7 +1,7 @@
 """A copy of a layout on the host, so that a launch need not wait for the GPU; and whether the kernels support it."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +13,14 @@ from ..rows import accumulator
 from ..state import NARROW
 from ..words import with_words
 from .launch import LaunchPlan
-from .rows import TYPES, RowFlags
+from .rows import TYPES
 
 WIDEST = 512  # the most columns of a row that one program handles
 
 
 @dataclass(frozen=True)
 class LayoutFlags:
-    """Constants of ``lookup_kernel``: what no slot of a layout has is left out of it."""
+    """Constants of kernels: what no slot of a layout has is left out of them."""
 
     plain: bool  # slot ``s`` reads feature ``s``; for the kernel also: ids lie as vectors do
     padded: bool  # some slot has a padding id
@@ -34,6 +34,17 @@ class LayoutFlags:
     product: int  # 1 if the slots that read several rows all multiply them, 0 if all add them, -1 if some do
 
 
+class DeviceLayout(NamedTuple):
+    """A layout as most kernels take it."""
+
+    # [15 + 8 K, S], int32 or int64: ``slots``, whether a slot is the first of its feature, base and pitch of the rows
+    # of ids that have their own, and the other parts with their reciprocals.
+    table: Tensor
+    maps: Tensor  # with the words of lists
+    spans: Tensor
+    parts: Tensor  # int64
+
+
 @dataclass
 class HostLayout:
     """A layout on the host, and values that are derived from it."""
@@ -41,15 +52,12 @@ class HostLayout:
     slots: Tensor
     parts: Tensor
     spans: Tensor
-    # On the GPU [15 + 8 K, S], for kernels that read many slots at a time: ``slots``, whether a slot is the first of
-    # its feature, base and pitch of the rows of ids that have their own, and the other parts with their reciprocals.
-    table: Tensor
     num_slots: int
-    num_parts: int  # K of ``table``
+    num_parts: int  # rows that an id reads at most, in one slot
     flags: LayoutFlags
-    row_flags: RowFlags
+    row_flags: LayoutFlags  # without what matters to lookups alone: other kernels are compiled for fewer layouts
     num_rows: int  # rows that ``stored`` must have at least
-    on_device: Layout  # on the GPU, as most kernels take it: int64, ``maps`` with the words of lists
+    on_device: DeviceLayout
     places: dict[Any, Any] = field(default_factory=dict)  # cache of ``places.places_of``
     plans: dict[Any, LaunchPlan] = field(default_factory=dict)
 
@@ -107,7 +115,6 @@ def _read(layout: Layout) -> HostLayout:
     unused = torch.tensor(UNUSED_PART, device="cpu").expand(len(parts), 1, -1)
     composed = torch.where(has_own[:, None, None], torch.cat([parts[:, 1:], unused], 1), parts)
     num_composed = (composed[..., column.BASE] != UNUSED).sum(1)
-    composed = composed[:, : max(int(num_composed.max()), 1)]
     table = torch.cat([slots.T, first[None], own.T, torch.cat([composed, reciprocals(composed)], 2).flatten(1).T])
     end = parts[..., column.BASE] + (parts[..., column.SIZE] - 1) * parts[..., column.PITCH] + 1
     largest = max(int(slots.max()), int(composed.max()), int((end + parts[..., column.PITCH]).max()), len(maps))
@@ -133,13 +140,12 @@ def _read(layout: Layout) -> HostLayout:
         slots,
         parts,
         spans,
-        table.contiguous().to(device),
         len(slots),
-        composed.shape[1],
+        max(int(num_composed.max()), 1),
         flags,
-        RowFlags(flags.owned or flags.mixed, levels),
+        replace(flags, plain=False, padded=False, joined=False, product=0),
         num_rows,
-        on_device=Layout(slots.to(device), parts.to(device), maps, spans.to(device), layout.ranks),
+        DeviceLayout(table.contiguous().to(device), maps, spans.to(device), parts.to(device)),
     )
 
 

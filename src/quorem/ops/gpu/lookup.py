@@ -51,7 +51,7 @@ def lookup_kernel(
             tl.atomic_add(invalid, count.to(tl.int64), sem="relaxed")
     if FLAGS.padded:
         valid = valid & (i != tl.load(slot + S * PADDING))
-    i, own_row = index.place_at(tl.where(valid, i, 0).to(table.dtype.element_ty), valid, slot, maps, S, FLAGS)
+    i, own_row = index.place_at(i, valid, slot, maps, S, FLAGS)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
         x = combined(i, own_row, valid, stored, ends, slot, maps, columns, c, S, W, K, C, ACC, NBITS, FLAGS)
@@ -82,43 +82,25 @@ def combined(
 
 
 @triton.jit
-def composed(
-    i, valid, stored, ends, s, layout, columns, c, W: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, FLAGS: tl.constexpr, NBITS: tl.constexpr,
-):  # fmt: skip
-    """The composed vectors ``[T, C]`` of ids through one slot, zeros where an id is not valid."""
-    slot, parts, maps = index.slot_at(layout.slots, s), index.part_at(layout.parts, s * K), layout.maps
-    product = tl.load(slot + OPERATION) == PRODUCT
-    number, is_own = index.number_of(i, valid, slot, maps, FLAGS)
-    row, used = index.row_of(number, is_own, slot, parts, 0, maps, FLAGS)
-    x = numbers_at(stored, ends, tl.where(valid & used, row, -1)[:, None], columns, c, W, C, ACC, NBITS)
-    for k in tl.static_range(1, K):
-        row, more = index.row_of(number, is_own, slot, parts, k, maps, FLAGS)
-        y = numbers_at(stored, ends, tl.where(valid & more, row, -1)[:, None], columns, c, W, C, ACC, NBITS)
-        x = tl.where((used & more & product)[:, None], x * y, x + y)
-        used = used | more  # the first row that an id reads may be any but the last
-    return x
-
-
-@triton.jit
 def bag_kernel(
-    batch, stored, ends, out, layout, S, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, MEAN: tl.constexpr, FLAGS: tl.constexpr, NBITS: tl.constexpr,
+    batch, stored, ends, out, layout, S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr,
+    C: tl.constexpr, ACC: tl.constexpr, MEAN: tl.constexpr, FLAGS: tl.constexpr, NBITS: tl.constexpr,
 ):  # fmt: skip
     """T bags of one slot, C columns at a time."""
     s = tl.program_id(0) % S
     n = (tl.program_id(0) // S).to(tl.int64) * T + tl.arange(0, T)
-    slot = index.slot_at(layout.slots, s)
-    start, length = index.bags_at(batch, tl.load(slot + FEATURE), n)
+    slot = layout.table + s
+    start, length = index.bags_at(batch, tl.load(slot + S * FEATURE), n)
     for c in range(0, W, C):
         columns = c + tl.arange(0, C)
         total = tl.zeros((T, C), ACC)
         count = tl.zeros((T,), tl.int32)
         for nth in range(0, tl.max(length)):
             i = index.nth_ids(batch, start, length, nth)
-            valid = index.is_valid(i, slot)
+            valid = index.is_valid(i, slot, S)
             count += valid.to(tl.int32)
-            x = composed(i, valid, stored, ends, s, layout, columns, c, W, K, C, ACC, FLAGS, NBITS)
+            i, own_row = index.place_at(i, valid, slot, layout.maps, S, FLAGS)
+            x = combined(i, own_row, valid, stored, ends, slot, layout.maps, columns, c, S, W, K, C, ACC, NBITS, FLAGS)
             if batch.sample_weights is not None:
                 x *= tl.load(batch.sample_weights + start + nth, mask=valid, other=0).to(ACC)[:, None]
             total += x
@@ -129,13 +111,13 @@ def bag_kernel(
 
 
 @triton.jit
-def count_invalid_kernel(batch, count, layout, F, T: tl.constexpr):
+def count_invalid_kernel(batch, count, layout, F, S: tl.constexpr, T: tl.constexpr):
     """T ids of one feature: add the number outside the table to ``count``."""
     feature = tl.program_id(0) % F
     n = (tl.program_id(0) // F).to(tl.int64) * T + tl.arange(0, T)
-    slot = index.slot_at(layout.slots, tl.load(layout.spans + 2 * feature))
-    i, inside = index.read_ids(batch, n, slot)
-    wrong = tl.sum((inside & ((i < 0) | (i >= tl.load(slot + LIMIT)))).to(tl.int64))
+    i, inside = index.read_ids(batch, n, feature)
+    limit = tl.load(layout.table + tl.load(layout.spans + 2 * feature) + S * LIMIT)
+    wrong = tl.sum((inside & ((i < 0) | (i >= limit))).to(tl.int64))
     if wrong > 0:
         tl.atomic_add(count, wrong, sem="relaxed")
 
@@ -166,7 +148,7 @@ def _vectors(ids: Tensor, rows: StoredRows, host: HostLayout, invalid: Tensor | 
         block = 64 if columns <= 16 and size * num_slots >= MANY_VECTORS else 32
         launch(
             lookup_kernel, (cdiv(size * num_slots, block),),
-            ids, stored, ends, out, invalid, host.table, host.on_device.maps, size, stride, S=num_slots, W=width,
+            ids, stored, ends, out, invalid, *host.on_device[:2], size, stride, S=num_slots, W=width,
             K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
             NBITS=bits, FLAGS=flags, num_warps=1,
         )  # fmt: skip
@@ -184,9 +166,9 @@ def _pooled(batch: IdBatch, rows: StoredRows, host: HostLayout) -> Tensor:
         block, columns, warps = bag_tile(rows.width, rows.bits)
         launch(
             bag_kernel, (cdiv(bags.size, block) * host.num_slots,),
-            bags, rows.stored, rows.ends, out, host.on_device, host.num_slots,
-            W=rows.width, K=host.parts.shape[1], T=block, C=columns, ACC=rows.accumulator,
-            MEAN=batch.mean, FLAGS=host.row_flags, NBITS=rows.bits, num_warps=warps,
+            bags, rows.stored, rows.ends, out, host.on_device,
+            S=host.num_slots, W=rows.width, K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
+            MEAN=batch.mean, FLAGS=replace(host.flags, plain=False, joined=False), NBITS=rows.bits, num_warps=warps,
         )  # fmt: skip
     return out
 
@@ -197,7 +179,7 @@ def count_invalid_(batch: IdBatch, count: Tensor, layout: Layout) -> None:
     ids, features = DeviceBatch.of(batch, len(host.spans)), len(host.spans)
     if len(ids.ids):
         grid = (cdiv(len(ids.ids), 512) * features,)
-        launch(count_invalid_kernel, grid, ids, count, host.on_device, features, T=512)
+        launch(count_invalid_kernel, grid, ids, count, host.on_device, features, S=host.num_slots, T=512)
 
 
 def columns_of(width: int, bits: int) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .launch import cdiv, launch, power_of_2
 from .projection import product
-from .rows import BASE, FEATURE, RowFlags, elements_of, is_valid, number_of, part_at, row_of, slot_at
+from .rows import BASE, FEATURE, SLOT_COLUMNS, bucket_at, elements_of, is_valid, part_at
 
 MOST_NETWORKS, WIDEST, WIDEST_HIDDEN = 64, 64, 128  # networks of a feature; columns of a vector; hidden units
 SMALL_BATCH = 4096  # up to this batch size blocks are smaller, to fill the GPU
@@ -66,17 +66,16 @@ def activated(z, SIGMOID: tl.constexpr):
 @triton.jit
 def list_kernel(
     ids, lists, slots, parts, B, id_stride, M, J,
-    JP: tl.constexpr, T: tl.constexpr, ALONE: tl.constexpr, FLAGS: tl.constexpr,
+    JP: tl.constexpr, T: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """T ids of one feature, all of them if ALONE: enter each into its network's list."""
     m = tl.program_id(0) % M
     n = (tl.program_id(0) // M).to(tl.int64) * T + tl.arange(0, T)
-    slot, part = slot_at(slots, m), part_at(parts, m)
+    slot, part = slots + m * SLOT_COLUMNS, part_at(parts, m)
     i = tl.load(ids + n * id_stride + tl.load(slot + FEATURE), mask=n < B, other=-1)
-    valid = is_valid(i, slot)
-    number, is_own = number_of(i, valid, slot, parts, FLAGS)
-    network, _ = row_of(number, is_own, slot, part, 0, parts, FLAGS)
-    listed = tl.where(valid, (network - tl.load(part + BASE)).to(tl.int32), J)
+    valid = is_valid(i, slot, 1)
+    network = bucket_at(tl.where(valid, i, 0).to(tl.int64), part, 1)
+    listed = tl.where(valid, network.to(tl.int32), J)
     j = tl.arange(0, JP)
     one_hot = ((j[:, None] == listed[None, :]) & (n < B)[None, :]).to(tl.int32)
     total = tl.sum(one_hot, 1)
@@ -202,8 +201,7 @@ class _Path(torch.autograd.Function):
             launch(
                 list_kernel, (cdiv(b, tile) * members,),
                 ids, lists, slots, parts, b, ids.stride(0), members, networks,
-                JP=sizes["JP"], T=tile, ALONE=alone, FLAGS=RowFlags(owned=False, levels=0),
-                num_warps=4 if tile <= 128 else 8,
+                JP=sizes["JP"], T=tile, ALONE=alone, num_warps=4 if tile <= 128 else 8,
             )  # fmt: skip
             block, warps = (32, 2) if b <= SMALL_BATCH else (64, 4)
             launch(

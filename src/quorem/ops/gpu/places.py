@@ -74,7 +74,7 @@ def places_of(reads: int, jagged: bool, host: HostLayout) -> Places:
     places: Places | None = host.places.get((reads, jagged))
     if places is not None:
         return places
-    slots, parts, device = host.slots, host.parts, host.table.device
+    slots, parts, device = host.slots, host.parts, host.on_device.table.device
     rows = torch.where(parts[..., BASE] >= 0, parts[..., SIZE], 0).flatten()
     claimed = rows > reads
     count = torch.where(claimed, 0, rows)

@@ -137,7 +137,7 @@ def lookup_split_kernel(
             tl.atomic_add(invalid, wrong.to(tl.int64), sem="relaxed")
     if FLAGS.padded:
         valid = valid & (i != tl.load(slot + S * PADDING))
-    i, own_row = place_at(tl.where(valid, i, 0).to(table.dtype.element_ty), valid, slot, maps, S, FLAGS)
+    i, own_row = place_at(i, valid, slot, maps, S, FLAGS)
     target, mask = tile_at(out, block, column, out_step * U, dim, B, T, C)
     every, some = tl.arange(0, C), tl.arange(0, R)
     if copied:
@@ -248,7 +248,7 @@ def lookup_split(
         _, table = _table(stored, pieces, matrices, tiles.unit)
         launch(
             lookup_split_kernel, (cdiv(ids.size, tiles.lookup_block["T"]) * len(pieces),),
-            ids.ids, stored, kept, out, invalid, table, host.table, host.on_device.maps, ids.size, ids.stride,
+            ids.ids, stored, kept, out, invalid, table, *host.on_device[:2], ids.size, ids.stride,
             pieces.num_composed // tiles.unit, pieces.num_columns // tiles.unit, len(pieces),
             TILES=tiles, S=host.num_slots, W=stored.shape[1], K=host.num_parts, FLAGS=host.flags, **tiles.lookup_block,
         )  # fmt: skip

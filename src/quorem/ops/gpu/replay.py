@@ -21,7 +21,7 @@ from . import rows as index
 from .host import check_state, fused_layout
 from .launch import cdiv, launch, planned, power_of_2, scratch
 from .rounding import as_stored, rounds, seed_bits
-from .rows import OWN, TYPES, DeviceBatch, row_dtype
+from .rows import FEATURE, TYPES, DeviceBatch, row_dtype
 
 MOMENT_COLUMNS, NODE_COLUMN = tl.constexpr(state_columns.MOMENT_COLUMNS), tl.constexpr(state_columns.NODE_COLUMN)
 # Positions of the constants. A kernel can read a global constant only if it is a ``tl.constexpr``.
@@ -84,25 +84,16 @@ def catch_up_kernel(
     reads few are the first of a row that lags behind: if N is more than T, a program lists such rows in its part of
     ``lists[0]``, with the step that each is up to date with in ``lists[1]``, and then handles T of them at a time.
     """
-    OWNED: tl.constexpr = FLAGS.owned
     present = tl.load(state.step)
     if tl.program_id(0) < reading:
         pair = tl.program_id(0) % (S * K)
         n = (tl.program_id(0) // (S * K)).to(tl.int64) * N + tl.arange(0, N)
-        slot, k = index.slot_at(layout.slots, pair // K), pair % K
-        row, valid = n * 0, n < 0
-        has_own = OWNED and (K > 1) & (tl.load(slot + OWN) > 0)
-        if (has_own == 0) | (k > 0):  # a row of an id's own is read with the second part, since ids have one of them
-            i, _ = index.read_ids(batch, n, slot)
-            valid = index.is_valid(i, slot)
-            number, is_own = index.number_of(i, valid, slot, layout.maps, FLAGS)
-            parts = index.part_at(layout.parts, pair // K * K)
-            row, used = index.row_of(number, is_own, slot, parts, k, layout.maps, FLAGS)
-            if OWNED:  # noqa: SIM102  # joined by `and`, it would be compiled where no id has a row of its own
-                if has_own and k == 1:
-                    own_row, own_used = index.row_of(number, is_own, slot, parts, 0, layout.maps, FLAGS)
-                    row, used = tl.where(is_own, own_row, row), used | own_used
-            valid = valid & used
+        slot = layout.table + pair // K
+        i, _ = index.read_ids(batch, n, tl.load(slot + S * FEATURE))
+        valid = index.is_valid(i, slot, S)
+        i, own_row = index.place_at(i, valid, slot, layout.maps, S, FLAGS)
+        row = index.row_read(i, own_row, valid, slot, layout.maps, pair % K, S, FLAGS).to(tl.int64)
+        valid = row >= 0
     else:
         n = (tl.program_id(0) - reading).to(tl.int64) * N + tl.arange(0, N)
         row, valid = (present * in_turn + n) % R, n < in_turn
@@ -223,7 +214,7 @@ def catch_up_(batch: IdBatch, stored: Tensor, layout: Layout, rule: RowRule) -> 
 
     def launches() -> None:
         check_state(stored, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq, last=state.last)
-        (num_slots, k, _), (num_rows, width) = layout.parts.shape, stored.shape
+        num_slots, k, (num_rows, width) = host.num_slots, host.num_parts, stored.shape
         columns = power_of_2(width)
         listing = reads >= MANY_READS
         block = max(1, min(64 if listing else 128, 2048 // columns))

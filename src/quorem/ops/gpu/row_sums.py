@@ -50,8 +50,8 @@ class Sums(NamedTuple):
 
 @triton.jit
 def claim_kernel(
-    batch, sums, claimers, lr, state, constants, H, layout, num_claimers, clearing, W: tl.constexpr, K: tl.constexpr,
-    T: tl.constexpr, C: tl.constexpr, FLAGS: tl.constexpr, WINDOW: tl.constexpr,
+    batch, sums, claimers, lr, state, constants, H, layout, num_claimers, clearing, S: tl.constexpr, W: tl.constexpr,
+    K: tl.constexpr, T: tl.constexpr, C: tl.constexpr, FLAGS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """The first ``clearing`` programs: set CLEARED numbers of direct places to zero. The others, for T ids of one pair:
     claim their rows. If there is an ``lr``, program 0 adds a step to the history of ``state``."""
@@ -66,13 +66,12 @@ def claim_kernel(
     else:
         pair = tl.load(claimers + (program - clearing) % num_claimers)
         n = ((program - clearing) // num_claimers).to(tl.int64) * T + tl.arange(0, T)
-        slot = index.slot_at(layout.slots, pair // K)
-        i, _ = index.read_ids(batch, n, slot)
-        valid = index.is_valid(i, slot)
-        number, is_own = index.number_of(i, valid, slot, layout.maps, FLAGS)
-        parts = index.part_at(layout.parts, pair // K * K)
-        row, used = index.row_of(number, is_own, slot, parts, pair % K, layout.maps, FLAGS)
-        valid = valid & used
+        slot = layout.table + pair // K
+        i, _ = index.read_ids(batch, n, tl.load(slot + S * FEATURE))
+        valid = index.is_valid(i, slot, S)
+        i, own_row = index.place_at(i, valid, slot, layout.maps, S, FLAGS)
+        row = index.row_of_part(i, own_row, valid, slot, layout.maps, pair % K, S, FLAGS)
+        valid = row >= 0
         claim = sums.claims + row - sums.first_row
         free = valid & (tl.load(claim, mask=valid, other=0) == UNCLAIMED)  # most reads of a hot row stop here
         if tl.max(free.to(tl.int32)) > 0:
@@ -90,8 +89,9 @@ def claim_kernel(
 
 @triton.jit
 def sum_kernel(
-    grad, batch, stored, sums, step, layout, S, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    ACC: tl.constexpr, MEAN: tl.constexpr, EACH: tl.constexpr, PRODUCTS: tl.constexpr, FLAGS: tl.constexpr,
+    grad, batch, stored, sums, step, layout, S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, T: tl.constexpr,
+    C: tl.constexpr, ACC: tl.constexpr, MEAN: tl.constexpr, EACH: tl.constexpr, PRODUCTS: tl.constexpr,
+    FLAGS: tl.constexpr,
 ):  # fmt: skip
     """T ids (bags, if jagged) of one slot: the gradient of each row read, added to the row's place.
 
@@ -109,24 +109,24 @@ def sum_kernel(
         tl.store(sums.counts, 0)
         if step is not None:
             tl.store(step, tl.load(step) + 1)
-    slot = index.slot_at(layout.slots, s)
-    parts = index.part_at(layout.parts, s * K)
+    slot = layout.table + s
+    feature = tl.load(slot + S * FEATURE)
     n = block.to(tl.int64) * T + tl.arange(0, T)
     JAGGED: tl.constexpr = batch.offsets is not None
     longest = 1
     if JAGGED:
-        start, length = index.bags_at(batch, tl.load(slot + FEATURE), n)
+        start, length = index.bags_at(batch, feature, n)
         longest = tl.max(length)
     scale = tl.full((T,), 1, ACC)
     if JAGGED and MEAN:
-        scale = 1 / index.divisor_of(batch, start, length, slot, T, ACC)
+        scale = 1 / index.divisor_of(batch, start, length, slot, S, T, ACC)
     for nth in range(0, longest):
         if JAGGED:
             i = index.nth_ids(batch, start, length, nth)
         else:
-            i, _ = index.read_ids(batch, n, slot)
-        valid, factor = index.is_valid(i, slot), scale
-        number, is_own = index.number_of(i, valid, slot, layout.maps, FLAGS)
+            i, _ = index.read_ids(batch, n, feature)
+        valid, factor = index.is_valid(i, slot, S), scale
+        i, own_row = index.place_at(i, valid, slot, layout.maps, S, FLAGS)
         if batch.sample_weights is not None:
             factor = scale * tl.load(batch.sample_weights + start + nth, mask=valid, other=0).to(ACC)
         for c in range(0, W, C):
@@ -136,26 +136,26 @@ def sum_kernel(
             if JAGGED:
                 incoming *= factor[:, None]
             for k in tl.static_range(K):
-                row, used = index.row_of(number, is_own, slot, parts, k, layout.maps, FLAGS)
-                readers = valid & used
+                row = index.row_of_part(i, own_row, valid, slot, layout.maps, k, S, FLAGS)
+                readers, part = row >= 0, index.part_at(sums.parts, s * K + k)
                 read = readers[:, None] & (columns < W)[None, :]
-                base = tl.load(index.part_at(parts, k) + BASE)
+                base = tl.load(part + BASE)
                 if (base >= 0) & ((partition == k) | (EACH == 0)):
                     g = incoming
-                    if PRODUCTS and tl.load(slot + OPERATION) == PRODUCT:
+                    if PRODUCTS and tl.load(slot + S * OPERATION) == PRODUCT:
                         for j in tl.static_range(K):
                             if j != k:
-                                other, present = index.row_of(number, is_own, slot, parts, j, layout.maps, FLAGS)
-                                factors, some = index.elements_of(other, valid & present, columns, W)
+                                other = index.row_of_part(i, own_row, valid, slot, layout.maps, j, S, FLAGS)
+                                factors, some = index.elements_of(other, other >= 0, columns, W)
                                 y = tl.load(stored + factors, mask=some, other=0).to(ACC)
-                                g = tl.where((valid & present)[:, None], g * y, g)
+                                g = tl.where((other >= 0)[:, None], g * y, g)
                     run = sums.places + (s * K + k) * PLACE_COLUMNS
                     claimed, num_direct = tl.load(run + CLAIMED), tl.load(run + COUNT)
                     first = tl.load(run + FIRST) + (block % tl.load(run + COPIES)) * num_direct
                     if claimed != 0:
                         place = tl.load(sums.claims + row - sums.first_row, mask=readers, other=0).to(tl.int64)
                     else:
-                        place = first + (row - base) // tl.load(index.part_at(parts, k) + PITCH)
+                        place = first + (row - base) // tl.load(part + PITCH)
                     if (claimed == 0) & (num_direct <= 8):  # a table of four rows takes four additions, not T
                         for r in range(first, first + num_direct):
                             total = tl.sum(tl.where((place == r)[:, None] & read, g, 0), 0)
@@ -242,15 +242,15 @@ def sum_by_row(
     launch(
         claim_kernel, (clearing + cdiv(reads, claiming) * num_claimers,),
         batch, sums, places.claimers, lr, *history, layout, num_claimers, clearing,
-        W=width, K=k, T=claiming, C=min(power_of_2(width), 32), FLAGS=host.row_flags, WINDOW=window,
+        S=num_slots, W=width, K=k, T=claiming, C=min(power_of_2(width), 32), FLAGS=host.row_flags, WINDOW=window,
     )  # fmt: skip
     columns = min(power_of_2(width), 64)
     block = max(32, min(64, 512 // columns))
     programs = cdiv(batch.size, block) * num_slots
     each = programs <= FEW_PROGRAMS
     launch(
-        sum_kernel, (programs * (k if each else 1),), grad, batch, stored, sums, step, layout, num_slots,
-        W=width, K=k, T=block, C=columns, ACC=TYPES[stored.dtype], MEAN=mean,
+        sum_kernel, (programs * (k if each else 1),), grad, batch, stored, sums, step, layout,
+        S=num_slots, W=width, K=k, T=block, C=columns, ACC=TYPES[stored.dtype], MEAN=mean,
         EACH=each, PRODUCTS=host.flags.product != 0, FLAGS=host.row_flags, num_warps=1,
     )  # fmt: skip
     return sums, places.runs(run_block)

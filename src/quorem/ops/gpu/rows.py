@@ -1,14 +1,13 @@
 """Which rows of ``stored`` an id reads, and which ids are valid: the index arithmetic that the GPU kernels share.
 
-A program of most kernels handles one slot, so the integers of the layout are scalars and branches on them are uniform:
-``number_of`` and ``row_of``. ``lookup_kernel`` handles many slots at a time, and has a vector of each integer:
-``place_at`` and ``row_read``. Tables of fewer than 2^31 ids, which are nearly all, use 32-bit divisions; the others use
-64-bit ones.
+A kernel finds the integers of a slot in ``HostLayout.table`` ``[columns, S]``: ``slot`` is the address of one slot's
+first integer, or of T slots', and column c is at ``slot + S * c``. ``place_at`` turns ids into what the partitions
+divide; ``row_read`` and ``row_of_part`` find rows. Tables of fewer than 2^31 ids, which are nearly all, are divided by
+multiplications of 32 bits; the others by 64-bit divisions.
 
 Arguments that belong together are one tuple, and constants one frozen dataclass. A None in a tuple is a constant too.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ FEATURE, OPERATION, LIMIT = map(tl.constexpr, (layout.FEATURE, layout.OPERATION,
 PADDING, PRODUCT = tl.constexpr(layout.PADDING), tl.constexpr(layout.MULT)
 STRIDE, SIZE, BASE = map(tl.constexpr, (layout.STRIDE, layout.SIZE, layout.BASE))
 PITCH, MAP = map(tl.constexpr, (layout.PITCH, layout.MAP))
-OWN, REST, COMPOSED = map(tl.constexpr, (layout.OWN, layout.REST, layout.COMPOSED))
+OWN, REST = tl.constexpr(layout.OWN), tl.constexpr(layout.REST)
 OFFSET, BITS, HOT, COLD = map(tl.constexpr, (layout.OFFSET, layout.BITS, layout.HOT, layout.COLD))
 # Columns of a part in ``HostLayout.table`` after those of the layout: by what numbers are divided by stride and size.
 BY_STRIDE, BY_SIZE, SHIFTS = map(tl.constexpr, range(layout.PART_COLUMNS, layout.PART_COLUMNS + 3))
@@ -57,20 +56,6 @@ class DeviceBatch(NamedTuple):
         return DeviceBatch(ids, offsets.contiguous(), weights, (offsets.shape[0] - 1) // num_features, 1)
 
 
-@dataclass(frozen=True)
-class RowFlags:
-    """Constants of ``number_of`` and ``row_of``."""
-
-    owned: bool  # partitions alone do not give the rows: some ids have their own, or are mixed over a pool
-    levels: int  # of the words in ``maps``, 0 without lists of ids
-
-
-@triton.jit
-def slot_at(slots, s):
-    """Where the integers of slot ``s`` begin."""
-    return slots + s * SLOT_COLUMNS
-
-
 @triton.jit
 def part_at(parts, pair):
     """Where the integers of a pair ``s * K + k`` of slot and partition begin."""
@@ -78,19 +63,9 @@ def part_at(parts, pair):
 
 
 @triton.jit
-def is_valid(ids, slot):
+def is_valid(ids, slot, S: tl.constexpr):
     """Which ids are inside the table of ``slot`` and not its padding."""
-    return (ids >= 0) & (ids < tl.load(slot + LIMIT)) & (ids != tl.load(slot + PADDING))
-
-
-@triton.jit
-def bucket_of(i, stride, size, limit):
-    """p(i) = (i // stride) % size of unsigned numbers below ``limit``; a division that changes nothing is skipped."""
-    if stride > 1:
-        i = i // stride
-    if (limit - 1) // stride >= size:
-        i = i % size
-    return i
+    return (ids >= 0) & (ids < tl.load(slot + S * LIMIT)) & (ids != tl.load(slot + S * PADDING))
 
 
 @triton.jit
@@ -157,63 +132,8 @@ def rank_of(ids, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS: t
 
 
 @triton.jit
-def number_of(ids, valid, slot, maps, FLAGS: tl.constexpr):
-    """The number of each valid id, as ``row_of`` takes it, and whether the id has a row of its own.
-
-    It is the position of this row among the table's own; of other ids what the partitions divide (int64)."""
-    LEVELS: tl.constexpr = FLAGS.levels
-    number = tl.where(valid, ids, 0).to(tl.int64)
-    place, is_own = number, number < 0
-    if FLAGS.owned:
-        own, rest, limit = tl.load(slot + OWN), tl.load(slot + REST), tl.load(slot + LIMIT)
-        if LEVELS > 0:
-            hot_words, cold_words = tl.load(slot + HOT), tl.load(slot + COLD)
-            if rest < limit:
-                number = rank_of(number, number >= 0, maps, hot_words, cold_words, own, rest, limit, LEVELS, True)
-            else:
-                number = rank_of(number, number >= 0, maps, hot_words, cold_words, own, rest, limit, LEVELS, False)
-        place = place_of(number, own, rest, limit)
-        is_own = place < own
-        number = tl.where(is_own, 0, place - own)
-        bits = tl.load(slot + BITS)
-        if bits > 0:
-            number = mixed(number + tl.load(slot + OFFSET), bits)
-    return tl.where(is_own, place, number), is_own
-
-
-@triton.jit
-def row_of(number, is_own, slot, parts, k, maps, FLAGS: tl.constexpr):
-    """Rows of ``stored`` (int64) that valid ids read through the k-th of the ``parts`` of a slot, and which read one.
-
-    ``number`` and ``is_own`` come from ``number_of``. Rows of ids' own are the first part of a slot that has some.
-    """
-    part = part_at(parts, k)
-    base, start, bound = tl.load(part + BASE), tl.load(part + MAP), tl.load(slot + COMPOSED).to(tl.int64)
-    stride, size = tl.load(part + STRIDE), tl.load(part + SIZE)
-    own_part = tl.full((), 0, tl.int1)
-    if FLAGS.owned:
-        own_part = (k == 0) & (tl.load(slot + OWN) > 0)
-        bits = tl.load(slot + BITS)
-        if bits > 0:
-            bound = tl.full((), 1, tl.int64) << bits
-    used = (is_own == own_part) & (number >= 0) & (base >= 0)
-    bucket = number
-    if own_part == 0:
-        dividend = tl.where(used, number, 0)
-        if start >= 0:
-            bucket = tl.load(maps + start + dividend, mask=used, other=0)
-        else:
-            if bound < 2147483648:
-                small = bucket_of(dividend.to(tl.uint32), stride.to(tl.uint32), size.to(tl.uint32), bound.to(tl.uint32))
-                bucket = small.to(tl.int64)
-            else:
-                bucket = bucket_of(dividend, stride, size, bound)
-    return base + bucket * tl.load(part + PITCH), used
-
-
-@triton.jit
 def bucket_at(i, part, S: tl.constexpr):
-    """``bucket_of`` the numbers ``i``, by the integers of their parts in ``HostLayout.table``."""
+    """p(i) = (i // stride) % size of the numbers ``i``."""
     size = tl.load(part + S * SIZE)
     if i.dtype == tl.int32:
         shifts = tl.load(part + S * SHIFTS)
@@ -232,8 +152,9 @@ def divided(i, multiplier, shift):
 
 
 @triton.jit
-def place_at(i, valid, slot, maps, S: tl.constexpr, FLAGS: tl.constexpr):
+def place_at(ids, valid, slot, maps, S: tl.constexpr, FLAGS: tl.constexpr):
     """What the partitions of a slot divide, for valid ids, and the rows that ids have of their own, -1 for none."""
+    i = tl.where(valid, ids, 0).to(slot.dtype.element_ty)
     own_row = i * 0 - 1
     if FLAGS.owned:
         own, rest, limit = tl.load(slot + S * OWN), tl.load(slot + S * REST), tl.load(slot + S * LIMIT)
@@ -255,8 +176,8 @@ def place_at(i, valid, slot, maps, S: tl.constexpr, FLAGS: tl.constexpr):
 
 
 @triton.jit
-def row_read(i, own_row, valid, slot, maps, k: tl.constexpr, S: tl.constexpr, FLAGS: tl.constexpr):
-    """The k-th rows that ids read, -1 for none; a row of an id's own takes the place of the first."""
+def composed_row(i, valid, slot, maps, k, S: tl.constexpr, FLAGS: tl.constexpr):
+    """The rows of the numbers ``i`` by the k-th partition, -1 where there is none."""
     part = slot + S * (SLOT_COLUMNS + 3 + TABLE_PART_COLUMNS * k)
     base, bucket = tl.load(part + S * BASE), bucket_at(i, part, S)
     if FLAGS.mapped:
@@ -265,10 +186,31 @@ def row_read(i, own_row, valid, slot, maps, k: tl.constexpr, S: tl.constexpr, FL
         bucket = tl.where(start >= 0, entry.to(slot.dtype.element_ty), bucket)
     if FLAGS.pitched:
         bucket = bucket * tl.load(part + S * PITCH)
-    row = tl.where(base >= 0, base + bucket, -1)
+    return tl.where(base >= 0, base + bucket, -1)
+
+
+@triton.jit
+def row_read(i, own_row, valid, slot, maps, k, S: tl.constexpr, FLAGS: tl.constexpr):
+    """The k-th rows that ids read, -1 for none; a row of an id's own takes the place of the first."""
+    row = composed_row(i, valid, slot, maps, k, S, FLAGS)
     if FLAGS.owned:
-        row = tl.where(own_row < 0, row, own_row) if k == 0 else tl.where(own_row < 0, row, -1)
+        row = tl.where(own_row < 0, row, tl.where(k == 0, own_row, -1))
     return tl.where(valid, row, -1)
+
+
+@triton.jit
+def row_of_part(i, own_row, valid, slot, maps, k, S: tl.constexpr, FLAGS: tl.constexpr):
+    """The rows (int64) that ids read by the k-th part of the layout, -1 for none.
+
+    Rows of ids' own are the first part of a slot that has some.
+    """
+    if FLAGS.owned:
+        has_own = (tl.load(slot + S * OWN) > 0).to(tl.int32)
+        row = composed_row(i, valid, slot, maps, tl.maximum(k - has_own, 0), S, FLAGS)
+        row = tl.where(k < has_own, own_row, tl.where(own_row < 0, row, -1))
+    else:
+        row = composed_row(i, valid, slot, maps, k, S, FLAGS)
+    return tl.where(valid, row, -1).to(tl.int64)
 
 
 @triton.jit
@@ -278,9 +220,8 @@ def elements_of(rows, some, columns, W):
 
 
 @triton.jit
-def read_ids(batch, n, slot):
-    """The n-th ids that a slot reads, -1 past the last, and a mask of those that exist."""
-    feature = tl.load(slot + FEATURE)
+def read_ids(batch, n, feature):
+    """The n-th ids of a feature, -1 past the last, and a mask of those that exist."""
     if batch.offsets is not None:
         position = tl.load(batch.offsets + feature * batch.size) + n
         inside = position < tl.load(batch.offsets + (feature + 1) * batch.size)
@@ -305,11 +246,11 @@ def nth_ids(batch, start, length, nth):
 
 
 @triton.jit
-def divisor_of(batch, start, length, slot, T: tl.constexpr, ACC: tl.constexpr):
+def divisor_of(batch, start, length, slot, S: tl.constexpr, T: tl.constexpr, ACC: tl.constexpr):
     """How many ids of each bag are valid, at least one: what a mean divides by."""
     count = tl.zeros((T,), tl.int32)
     for nth in range(0, tl.max(length)):
-        count += is_valid(nth_ids(batch, start, length, nth), slot).to(tl.int32)
+        count += is_valid(nth_ids(batch, start, length, nth), slot, S).to(tl.int32)
     return tl.maximum(count, 1).to(ACC)
 
 
