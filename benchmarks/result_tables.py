@@ -144,8 +144,24 @@ def against_fbgemm() -> str:
 
 
 def lookups_cpu() -> str:
-    """Ratios of times on one CPU thread: few bits, hot and cold ids over one pool, and narrow rows."""
-    settings = list(product(("small", "full"), (2048, 65536)))
+    """Ratios of times on one CPU thread: few bits, hot and cold ids over one pool, narrow rows, and state in log8."""
+    settings = product(("small", "full"), (2048, 65536))
+    heads = {(size, 16, batch): f"{'in cache' if size == 'small' else size}, B = {batch}" for size, batch in settings}
+    return _lookups(results("lookups_cpu"), heads)
+
+
+def lookups_h200() -> str:
+    """The same on an H200, in CUDA graphs; tables with all of their ids."""
+    settings = product((16, 64), (2048, 65536))
+    heads = {("full", dim, batch): f"D = {dim}, B = {batch}" for dim, batch in settings}
+    return _lookups(results("lookups_h200"), heads)
+
+
+def _lookups(result: dict[str, Any], heads: dict[tuple[str, int, int], str]) -> str:
+    times: dict[Any, float] = {}
+    for row in result["rows"]:
+        setting = row["tables"], row.get("dim", 16), row["batch"]
+        times[row["part"], row["provider"], row.get("mode", "lookup"), setting] = row["p50_us"]
     lines = []
     for label, part, provider, base, mode in (
         ("8 bits against float32, lookup", "bits", "8 bits", "float32", "lookup"),
@@ -154,18 +170,37 @@ def lookups_cpu() -> str:
         ("one pool against `QR(4)`, step of Adagrad", "pool", "pool", "qr", "step"),
         ("the same with lists of hot ids, lookup", "pool", "lists", "qr", "lookup"),
         ("the same with lists of hot ids, step", "pool", "lists", "qr", "step"),
-        ("rows of 4 numbers against 16 at equal bytes, lookup", "narrow", "rows of 4", "rows of 16", "lookup"),
-        ("the same, step", "narrow", "rows of 4", "rows of 16", "step"),
+        (
+            "rows of D/4 numbers against D at equal bytes, lookup",
+            "narrow",
+            "rows of {narrow}",
+            "rows of {dim}",
+            "lookup",
+        ),
+        ("the same, step", "narrow", "rows of {narrow}", "rows of {dim}", "step"),
         ("state in log8 against float32, step", "state", "log8", "float32", "step"),
     ):
-        times = {
-            (row["provider"], row["tables"], row["batch"]): row["p50_us"]
-            for row in results("lookups_cpu")["rows"]
-            if row["part"] == part and row.get("mode") == mode
-        }
-        lines.append((label, *(f"{times[provider, *key] / times[base, *key]:.2f}" for key in settings)))
-    head = [f"{'in cache' if size == 'small' else 'full'}, B = {batch}" for size, batch in settings]
-    return markdown(("ratio of times", *head), *lines)
+        ratios = []
+        for setting in heads:
+            dims = {"dim": setting[1], "narrow": setting[1] // 4}
+            own, other = (times[part, name.format(**dims), mode, setting] for name in (provider, base))
+            ratios.append(f"{own / other:.2f}")
+        lines.append((label, *ratios))
+    return markdown(("ratio of times", *heads.values()), *lines)
+
+
+def epoch() -> str:
+    """Seconds of the paper's epoch on an H200."""
+    lines = [
+        (
+            f"{NAMES[row['network']]}, {row['optimizer']}",
+            f"{row['training_s']:.0f} s",
+            f"{row['command_s']:.0f} s",
+            f"{row['rows_per_second'] / 1e6:.2f} million",
+        )
+        for row in results("epoch_h200")["rows"]
+    ]
+    return markdown(("39.3 million rows, batch 128", "training", "whole command", "rows a second"), *lines)
 
 
 def optimizers() -> str:
@@ -280,9 +315,10 @@ DOCUMENTS: dict[str, tuple[Callable[[], str], ...]] = {  # the tables of each
     "docs/catalogue.md": (catalogue, catalogue_quality),
     "docs/choosing.md": (plan_quality, movielens),
     "docs/compress.md": (foreign_models,),
-    "docs/kernels.md": (lookups_cpu,),
+    "docs/kernels.md": (lookups_cpu, lookups_h200),
     "docs/optimizers.md": (optimizers,),
     "docs/torchrec.md": (torchrec_step,),
+    "docs/training.md": (epoch,),
 }
 PRINTED = re.compile(r"(<!-- (quorem bench (?:(?!-->).)*)\s-->\n).*?(<!-- end -->\n)", re.DOTALL)
 
