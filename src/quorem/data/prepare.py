@@ -95,11 +95,7 @@ def prepare_columns(
 
 
 def _set_aside(
-    folder: Folder,
-    columns: Columns,
-    parts: Sequence[Column],
-    rows: Iterator[ParsedRows],
-    report: Progress,
+    folder: Folder, columns: Columns, parts: Sequence[Column], rows: Iterator[ParsedRows], report: Progress
 ) -> tuple[int, NDArray[np.float64] | None]:
     """Write labels, dense features, and categories to scratch files; returns the number of rows, and any times."""
     labels = folder.array("labels.npy", np.uint8)
@@ -127,10 +123,7 @@ def _no_click(source: Source, columns: Columns) -> str:
     assert columns.label is not None
     values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
     shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
-    return (
-        f"positive ({columns.positive!r}) must be a value of {columns.label}, or a bound such as '>=4' that some of its"
-        f" values reach; it has {shown}"
-    )
+    return f"positive ({columns.positive!r}) must be a value of {columns.label}, or '>=' a bound; it has {shown}"
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:

@@ -86,12 +86,8 @@ class ClickLog:
             raise ValueError(f"start ({start}) and stop ({stop}) must be 0 <= start <= stop")
         first = start - start % CHUNK_ROWS
         chunks = in_threads(self.chunk, range(first, max(stop, first + 1), CHUNK_ROWS))
-        labels, dense, ids, probability = (
-            torch.cat(parts)[start - first : stop - first]
-            for parts in zip(
-                *((c.labels.byte(), c.logs.T.float(), c.ids.T.int(), c.probability) for c in chunks), strict=True
-            )
-        )
+        columns = zip(*((c.labels.byte(), c.logs.T.float(), c.ids.T.int(), c.probability) for c in chunks), strict=True)
+        labels, dense, ids, probability = (torch.cat(parts)[start - first : stop - first] for parts in columns)
         return Draw(Batch(labels, dense, ids), probability)
 
     def chunk(self, start: int) -> "Chunk":
