@@ -130,15 +130,14 @@ def _fill(plot: Any, axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> di
     for line in panel.lines:
         handle = _draw(plot, panel, line, looks[line.series], numbers[line.series], axes is not TRADEOFF)
         handles.setdefault(line.series, handle)
-    plot.set(xscale="log" if axes.x_log else "linear", xlim=panel.x_range)
+    plot.set(xscale="log" if axes.x_log else "linear", xlim=panel.x_range, yscale="log" if axes.y_log else "linear")
+    plot.set_ylim(panel.end or ((0, None) if axes.y == "parameters" and not axes.y_log else None))
     unit, marks = "B" if axes.x == "embedding_bytes" else "", panel.marks if axes.x == "x" else []
     _ticks(plot.xaxis, unit=unit, marks=marks, log=axes.x_log)
     if axes.y == "parameters" or axes.y_log:
-        plot.set(**{"yscale": "log"} if axes.y_log else {"ylim": (0, None)})
         _ticks(plot.yaxis, log=axes.y_log)
     else:
         plot.ticklabel_format(axis="y", useOffset=False)
-        plot.set_ylim(panel.end)
     plot.set_xlabel(_plain(axes.x_label), color=TEXT)
     plot.set_ylabel(_plain(axes.y_label), color=TEXT)
     plot.tick_params(colors=TEXT, labelsize=8.5)
