@@ -9,8 +9,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from .options import Days, Overwrite
-from .progress import stages
-from .terminal import command, print_table, terminal
+from .terminal import command, print_table, stages, terminal
 
 if TYPE_CHECKING:
     from ..data.infer import Inferred

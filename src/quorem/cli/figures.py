@@ -5,13 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import Device, command_line, integers
-from .progress import watching_sweep
-from .terminal import command, terminal
+from .options import Device, integers
+from .terminal import command, command_line, terminal, watching_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..experiments.figures import Figure
 
 commands = typer.Typer()
@@ -93,9 +90,7 @@ def report(
     typer.echo(out)
 
 
-def train_and_publish(
-    planned: "Sequence[Figure]", out: Path, *, device: str, workers: int | None
-) -> "Sequence[Figure]":
+def train_and_publish(planned: "list[Figure]", out: Path, *, device: str, workers: int | None) -> "list[Figure]":
     """Train what the figures need and the folder does not have; then write numbers, pictures and the page.
 
     Returns the figures in the folder, with their numbers.
@@ -120,8 +115,6 @@ def train_and_publish(
     console.print(f"Numbers and pictures: {out / 'results'}", soft_wrap=True)
     console.print(f"Page: {out / 'report.html'}", soft_wrap=True)
     if failed := reproduce.failures(begun):
-        reasons = "; ".join(dict.fromkeys(failed))
-        raise RuntimeError(
-            f"{len(failed)} runs failed: {reasons}; details are in {out / 'errors'}, and the same command tries again"
-        )
+        reasons, details = "; ".join(dict.fromkeys(failed)), f"details are in {out / 'errors'}"
+        raise RuntimeError(f"{len(failed)} runs failed: {reasons}; {details}, and the same command tries again")
     return figures

@@ -1,7 +1,5 @@
 """Options that several commands share, and helpers for them."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -50,11 +48,6 @@ def store_in(model: "nn.Module", bits: Literal["8", "4"] | None) -> None:
 
     if bits is not None and any(tables.bits != int(bits) for tables in tables_in(model)):
         quantize_(model, 8 if bits == "8" else 4)
-
-
-def command_line() -> str:
-    """The command as it was given, for files that record which command made them."""
-    return shlex.join(["quorem", *sys.argv[1:]])
 
 
 def integers(name: str, text: str) -> tuple[int, ...]:

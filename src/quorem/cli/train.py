@@ -122,9 +122,7 @@ def train(
         made = planning.plan(prepared, budget, dim, optimizer=optimizer, **dtypes)
         training.say(str(made))
         planned = planning.options_of(made)
-    named_alike = {
-        field.name: context.params[field.name] for field in fields(RunConfig) if field.name in context.params
-    }
+    named_alike = {each.name: context.params[each.name] for each in fields(RunConfig) if each.name in context.params}
     others = {
         "data": data_identity(prepared),
         "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),

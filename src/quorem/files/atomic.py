@@ -140,8 +140,9 @@ def naming_damage(path: Path) -> Iterator[None]:
     """If the block cannot make sense of what a file holds, a ValueError says that the file is damaged, and why."""
     try:
         yield
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # RecursionError: deeply nested JSON
-        raise ValueError(f"{path} is damaged: {error}") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+        text = str(error).partition("\n")[0]  # torch appends a stack trace
+        raise ValueError(f"{path} is damaged: {text}") from None
 
 
 def read(path: Path) -> str:

@@ -18,7 +18,7 @@ from ..data.folder import Progress
 from ..data.malformed import Malformed, ParsedRows
 from ..data.source import LABEL, Source, open_source
 from ..data.text import TextFile
-from ..files.atomic import check_is_file, replacing
+from ..files.atomic import replacing
 from ..training.metrics import Evaluation, Metrics
 from .scorer import Scorer
 
@@ -73,9 +73,7 @@ def predict(
     >>> predict(Scorer(f"{folder}/run"), f"{folder}/rows.csv", f"{folder}/scores.csv").rows
     2
     """
-    source, began = Path(file), time.perf_counter()
-    check_is_file(source)
-    meta = scorer.encoding.meta
+    source, began, meta = Path(file), time.perf_counter(), scorer.encoding.meta
     opened = open_source(source, None, meta.columns.categorical[0], BLOCK_BYTES, meta.separator)
     if Path(out).exists() and os.path.samefile(source, out):
         raise ValueError(f"out ({out}) must be another file than the one that is scored")
