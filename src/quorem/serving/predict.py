@@ -15,7 +15,7 @@ import torch
 from ..data import criteo, shape
 from ..data.batches import Batch, ahead
 from ..data.folder import Progress
-from ..data.malformed import Malformed, ParsedRows
+from ..data.malformed import Malformed
 from ..data.source import LABEL, Source, open_source
 from ..data.text import TextFile
 from ..files.atomic import replacing
@@ -83,7 +83,7 @@ def predict(
 
     def frames() -> Iterator[pl.DataFrame]:
         nonlocal counted
-        for numbers, batch, done in ahead(_encoded(scorer, _rows(scorer, opened, label, malformed))):
+        for numbers, batch, done in ahead(_encoded(scorer, opened, label, malformed)):
             logits = scorer.logits_of_rows(batch)
             if label is not None:
                 evaluation.update(logits, batch.labels)
@@ -108,19 +108,17 @@ def predict(
     return Predicted(counted, malformed.count, unseen, time.perf_counter() - began, metrics)
 
 
-def _rows(scorer: Scorer, source: Source, label: str | None, malformed: Malformed) -> Iterator[ParsedRows]:
+def _encoded(
+    scorer: Scorer, source: Source, label: str | None, malformed: Malformed
+) -> Iterator[tuple[Any, Batch, float]]:
+    """Line numbers, encoded rows and the fraction of the file that is done."""
     columns = replace(scorer.encoding.meta.columns, label=label)
     features = (*columns.dense, *columns.categorical)
     is_criteo = features == shape.COLUMN_NAMES[1:] and not set(features) <= set(source.schema)
     if is_criteo and isinstance(source.content, TextFile):
         source = criteo.criteo_source(source.content)
         columns = replace(columns, label="label" if label is not None else None)
-    return source.rows(columns, scorer.encoding.meta.transforms, malformed)
-
-
-def _encoded(scorer: Scorer, rows: Iterator[ParsedRows]) -> Iterator[tuple[Any, Batch, float]]:
-    """Line numbers, encoded rows and the fraction of the file that is done."""
-    for frame, numbers, done in ahead(rows):
+    for frame, numbers, done in ahead(source.rows(columns, scorer.encoding.meta.transforms, malformed)):
         batch = scorer.encoder.encode(frame)
         if LABEL in frame.columns:
             batch = replace(batch, labels=torch.from_numpy(frame[LABEL].to_numpy().copy()))

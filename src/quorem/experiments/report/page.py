@@ -15,11 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...files.atomic import write
 from ...planner.budget import show_bytes
 from .. import words
-from ..figures import Figure, Made, Result, grouped
+from ..figures import Figure, Result, grouped
 from ..paper_figures import TABLE_1_LOSSES
 from .charts import DARK, TRADEOFF, Style, figure_svgs, styles, variable
 from .lines import by_network, coinciding, panels
-from .tradeoff import Win, distinct, is_clear, is_full, winners
+from .tradeoff import distinct, is_clear, is_full, winners
 
 PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -52,14 +52,14 @@ def html(figures: Sequence[Figure]) -> str:
         loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.globals |= {"looks": looks, "words": words, "variable": variable, "text_columns": TEXT_COLUMNS}
-    templates.globals["columns"] = columns
+    templates.globals |= {"columns": columns, "is_clear": is_clear, "show_bytes": show_bytes}
+    templates.filters["short_name"] = _short_name
     return templates.get_template("page.html").render(
         policy=POLICY,
         dark={**DARK, **{look.light: look.dark for look in looks.values()}},
-        summary=_summary(figures, groups),
         sections=[_section(k, name, members, looks) for k, (name, members) in enumerate(groups.items())],
         rows=rows,
-        makers=_makers(figures),
+        makers=grouped(figures, lambda figure: repr(figure.made)).values(),
     )
 
 
@@ -102,7 +102,7 @@ def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[s
     tradeoff = None
     if len(points) > 1 and len({c for figure in figures for c in figure.conditions()}) == 1:
         drawn = figure_svgs(Figure(axes=TRADEOFF, made=figures[0].made, points=points), looks)
-        wins = {network: list(map(_win, winners(members))) for network, members in by_network(points).items()}
+        wins = {network: winners(members) for network, members in by_network(points).items()}
         tradeoff = {"id": f"d{number}t", "points": points, "drawn": drawn, "winners": wins}
     return {
         "id": f"d{number}",
@@ -110,22 +110,6 @@ def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[s
         "about": "; ".join(facts),
         "tradeoff": tradeoff,
         "figures": [_figure(f"d{number}f{k}", figure, looks) for k, figure in enumerate(figures)],
-    }
-
-
-def _win(win: Win) -> dict[str, Any]:
-    low, high = show_bytes(win.low), show_bytes(win.high)
-    verdict, difference = "no other method", None
-    if win.second is not None:
-        verdict = {True: "yes", False: "no, a tie", None: "not known: one trial"}[is_clear(win.best, win.second)]
-        difference = win.second.loss - win.best.loss
-    return {
-        "sizes": low if low == high else f"{low} to {high}",
-        "share": f"1/{2**-win.power:,}" if win.power < 0 else f"{2**win.power:,}x" if win.power > 0 else "full",
-        "best": win.best,
-        "second": win.second,
-        "difference": difference,
-        "verdict": verdict,
     }
 
 
@@ -241,45 +225,10 @@ def _point(figure: Figure, data: str, point: Result) -> dict[str, Any]:
         "optimizer": (words.optimizer(point.optimizer) or words.NONE, point.optimizer),
         "trials": (str(point.trials), point.trials),
     }
-    threshold = point.config.get("threshold")
-    failed = f", {point.failed} failed" if point.failed else ""
     keys = {name: key for name, (_, key) in values.items()}
     return {
         "point": point,
         "texts": {name: text for name, (text, _) in values.items()},
         "keys": {n: None if isinstance(key, float) and not math.isfinite(key) else key for n, key in keys.items()},
-        "missing": f"{point.missing} missing{failed}" if point.missing else "",
-        "more": (f"threshold {threshold:,} · " if isinstance(threshold, int) else "")
-        + f"validation log loss {words.loss(point.validation_mean)}",
         "config": json.dumps(point.config, indent=1, sort_keys=True),
     }
-
-
-def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) -> str:
-    points = [point for figure in figures for point in figure.points]
-    if not points:
-        return "No point of any figure is trained yet."
-    missing = sum(p.missing for p in points)
-    text = f"{len(figures)} figures" if len(figures) != 1 else "One figure"
-    text += f", {len(points):,} point{'s' * (len(points) != 1)}"
-    text += f", {missing} trial{'s' * (missing != 1)} missing" if missing else ""
-    return f"{text}; {', '.join(groups)}."
-
-
-def _makers(figures: Sequence[Figure]) -> list[tuple[str, Made, dict[str, str]]]:
-    """How each figure was made; figures that were made in the same way share an entry."""
-    makers = []
-    for members in grouped(figures, lambda figure: repr(figure.made)).values():
-        made = members[0].made
-        facts = {
-            "date": made.date,
-            "data": f"{made.data.name}: {words.data(made.data)}",
-            "trials": str(made.trials),
-            "optimizers": ", ".join(made.optimizers),
-            "device": made.device,
-            "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
-            "commit": made.commit or "",
-        }
-        names = ", ".join(dict.fromkeys(map(_short_name, members)))
-        makers.append((names, made, {name: text for name, text in facts.items() if text}))
-    return makers
