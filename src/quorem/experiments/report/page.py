@@ -22,11 +22,6 @@ from .lines import by_network, coinciding, panels
 from .tradeoff import distinct, is_clear, is_full, winners
 
 PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-TEXT_COLUMNS = (  # others have numbers
-    *("figure", "data", "network", "series", "optimizer"),
-    *("hidden layer", "size of the tables", "best", "next best", "beyond the deviations?"),
-)
 
 
 def page(figures: Sequence[Figure], out: Path) -> None:
@@ -42,20 +37,21 @@ def html(figures: Sequence[Figure]) -> str:
     rows = [
         _point(figure, name, point) for name, members in groups.items() for figure in members for point in figure.points
     ]
-    varies = {"data": len(groups) > 1, "rows": len({row["texts"]["rows"] for row in rows}) > 1}
+    varies = {"data": len(groups) > 1, "rows": len({row["cells"]["rows"] for row in rows}) > 1}
     varies["x"] = any(row["point"].x is not None for row in rows)
-    columns = [name for name in rows[0]["texts"] if varies.get(name, True)] if rows else []
+    columns = [name for name in rows[0]["cells"] if varies.get(name, True)] if rows else []
     for row in rows:
-        row["sort_keys"] = json.dumps([row["keys"][name] for name in columns])
+        keys = [row["cells"][name][1] for name in columns]
+        finite = [None if isinstance(key, float) and not math.isfinite(key) else key for key in keys]
+        row["sort_keys"] = json.dumps(finite)
     files = PackageLoader(__package__, "static")
     templates = Environment(
         loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.globals |= {"looks": looks, "words": words, "variable": variable, "text_columns": TEXT_COLUMNS}
-    templates.globals |= {"columns": columns, "is_clear": is_clear, "show_bytes": show_bytes}
+    templates.globals |= {"looks": looks, "words": words, "variable": variable, "columns": columns}
+    templates.globals |= {"is_clear": is_clear, "show_bytes": show_bytes}
     templates.filters["short_name"] = _short_name
     return templates.get_template("page.html").render(
-        policy=POLICY,
         dark={**DARK, **{look.light: look.dark for look in looks.values()}},
         sections=[_section(k, name, members, looks) for k, (name, members) in enumerate(groups.items())],
         rows=rows,
@@ -183,34 +179,21 @@ def _notes(figure: Figure) -> list[str]:
 
 
 def _hidden_layers(figure: Figure) -> dict[str, Any]:
-    """Table 1: for each network a row each for parameters, our test loss and the paper's; the best is bold."""
+    """Table 1: for each network its points by width, the best of them, and the paper's losses by width."""
     widths = sorted({point.x for point in figure.points if point.x is not None})
-    rows: list[tuple[str, str, list[tuple[str, bool]]]] = []
+    rows = []
     for network, members in by_network(figure.points).items():
         points = {point.x: point for point in members}
-        name, results = words.network(network), [points.get(width) for width in widths]
-        trained = [p for p in results if p and math.isfinite(p.loss)]
-        best = min(trained, key=lambda p: p.loss, default=None)
-        rows.append((name, "parameters", [(f"{p.parameters:,}" if p else words.NONE, False) for p in results]))
-        losses = [
-            (words.NONE, False)
-            if p is None or best is None
-            else (words.mean_text(p.test_mean, p.test_sd, p.trials), p is best or is_clear(p, best) is False)
-            for p in results
-        ]
-        rows.append((name, "test log loss", losses))
-        if printed := TABLE_1_LOSSES.get(network, {}):
-            least = min(printed.values())
-            of_paper = [printed.get(int(width)) for width in widths]
-            rows.append((name, "test log loss, paper", [(words.loss(loss), loss == least) for loss in of_paper]))
-    return {"columns": ["network", "hidden layer", *(f"{width:,.6g}" for width in widths)], "rows": rows}
+        best = min((p for p in members if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
+        rows.append((network, [points.get(width) for width in widths], best, TABLE_1_LOSSES.get(network, {})))
+    return {"widths": widths, "rows": rows}
 
 
 def _point(figure: Figure, data: str, point: Result) -> dict[str, Any]:
     """A point in the table of all points: by column, what to show and what to sort by."""
     name = ", ".join(point.runs) if figure.axes.name == "runs" else _short_name(figure)
     rows, seconds = figure.conditions_of(point).rows, point.seconds or None
-    values: dict[str, tuple[str, str | float | None]] = {
+    cells: dict[str, tuple[str, str | float | None]] = {
         "figure": (name, name),
         "data": (data, data),
         "rows": (f"{rows:,}", rows),
@@ -225,10 +208,4 @@ def _point(figure: Figure, data: str, point: Result) -> dict[str, Any]:
         "optimizer": (words.optimizer(point.optimizer) or words.NONE, point.optimizer),
         "trials": (str(point.trials), point.trials),
     }
-    keys = {name: key for name, (_, key) in values.items()}
-    return {
-        "point": point,
-        "texts": {name: text for name, (text, _) in values.items()},
-        "keys": {n: None if isinstance(key, float) and not math.isfinite(key) else key for n, key in keys.items()},
-        "config": json.dumps(point.config, indent=1, sort_keys=True),
-    }
+    return {"point": point, "cells": cells, "config": json.dumps(point.config, indent=1, sort_keys=True)}
