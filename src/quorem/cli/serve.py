@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from typer import Option
 
 from .data import print_summary
@@ -11,8 +12,6 @@ from .options import Bits, Threads, store_in
 from .terminal import print_table, stages, terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..training.metrics import Metrics
 
 commands = typer.Typer()
@@ -124,7 +123,7 @@ def inspect(
         console.print("every checksum is right")
 
 
-def _print_model(facts: dict[str, Any], console: "Console") -> None:
+def _print_model(facts: dict[str, Any], console: Console) -> None:
     """Print one line for each table, and the totals."""
     from ..experiments.figures import grouped
     from ..planner.budget import show_bytes
