@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES = (".txt", ".tsv", ".gz", ".parquet")  # names of files; synthesize writes a folder
 commands = typer.Typer()
-prepare = typer.Typer(
-    no_args_is_help=True,
-    help="Turn a click log into memory-mapped arrays, once.",
-    epilog="Example: quorem prepare criteo train.txt data/criteo",
-)
+CRITEO = "Example: quorem prepare criteo train.txt data/criteo"
+prepare = typer.Typer(no_args_is_help=True, help="Turn a click log into memory-mapped arrays, once.", epilog=CRITEO)
 commands.add_typer(prepare, name="prepare")
 
 Ids = Annotated[
@@ -32,7 +29,7 @@ MaxMalformed = Annotated[int, Option(min=0, help="Malformed lines left out befor
 Names = list[str] | None
 
 
-@prepare.command("criteo", epilog="Example: quorem prepare criteo train.txt data/criteo")
+@prepare.command("criteo", epilog=CRITEO)
 def prepare_criteo(
     raw: Annotated[Path, Argument(help="The Kaggle train.txt, plain or gzip.")],
     out: Annotated[Path, Argument(help="Folder to write.")],

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 
+What = Literal["figure4", "figure5", "figure6", "figure7", "table1", "all"]
 Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
 Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
 Optimizers = Annotated[str, typer.Option(help="adagrad, amsgrad or both; the better by validation loss is shown.")]
@@ -21,10 +22,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default 
 
 @commands.command(epilog="Example: quorem reproduce figure5 --data data/criteo --collisions 4,60 --trials 1")
 def reproduce(
-    what: Annotated[
-        Literal["figure4", "figure5", "figure6", "figure7", "table1", "all"],
-        typer.Argument(help="Figure or table of the paper."),
-    ],
+    what: Annotated[What, typer.Argument(help="Figure or table of the paper.")],
     data: Annotated[Path, typer.Option(help="Prepared data.")],
     out: Runs = Path("runs/reproduce"),
     trials: Trials = 5,

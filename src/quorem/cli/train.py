@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from ..optimizer_names import Optimizer, StateDtype
-from .options import Data, Device, Threads, integers
+from .options import Device, Threads, integers
 from .terminal import command
 
 commands = typer.Typer()
@@ -57,7 +57,7 @@ def plan(
 @commands.command(epilog="Example: quorem train --data data/log --out runs/first --budget 2MB")
 def train(
     context: typer.Context,
-    data: Data,
+    data: Annotated[Path, Option(help="Prepared data, the folder that quorem prepare wrote.")],
     out: Annotated[Path, Option(help="Folder of the run; one that was interrupted goes on.")],
     scheme: Annotated[
         str | None, Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON; by default mult.")

@@ -123,15 +123,14 @@ def _no_click(source: Source, columns: Columns) -> str:
     assert columns.label is not None
     values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
     shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
-    return f"positive ({columns.positive!r}) must be a value of {columns.label}, or '>=' a bound; it has {shown}"
+    rule = f"must be a value of {columns.label}, or a bound such as '>=4' that some of its values reach"
+    return f"positive ({columns.positive!r}) {rule}; it has {shown}"
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:
     """Write the ids of all columns as one array ``[N, F]``."""
     array = folder.array("categorical.npy", np.int32, (len(columns),))
-    if not columns:
-        array.append(np.empty((num_rows, 0)))
-        return
     for start in range(0, num_rows, WEAVE_ROWS):
-        array.append(np.stack([column.ids(start, WEAVE_ROWS) for column in columns], axis=1))
+        ids = [column.ids(start, WEAVE_ROWS) for column in columns]
+        array.append(np.stack(ids, axis=1) if ids else np.empty((min(WEAVE_ROWS, num_rows - start), 0)))
         report("write", array.rows / num_rows, num_rows)

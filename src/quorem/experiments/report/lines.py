@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple
 from ..figures import Axes, Figure, Result, grouped
 from ..words import NETWORK_NAMES, or_nan
 
-Kind = Literal["points", "curve", "level"]
-
 
 class Place(NamedTuple):
     """A point of the figure, or of its curve, with its coordinates; the deviation is zero if there is none."""
@@ -25,7 +23,7 @@ class Line:
     """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level``, whose x is no x."""
 
     series: str
-    kind: Kind
+    kind: Literal["points", "curve", "level"]
     places: Sequence[Place]
 
     @property

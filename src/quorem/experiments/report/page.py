@@ -65,10 +65,8 @@ def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
     A heading names the conditions if a dataset has several, and a part of the identity if datasets have equal names.
     """
     first = {f.made.data.identity: _trained_on([f]) for f in reversed(figures) if f.points}
-    groups = grouped(
-        figures,  # one without points joins the first others of its data
-        lambda f: (f.made.data.identity, _trained_on([f]) or first.get(f.made.data.identity, "")),
-    )
+    # A figure without points joins the first others of its data.
+    groups = grouped(figures, lambda f: (f.made.data.identity, _trained_on([f]) or first.get(f.made.data.identity, "")))
     identities = [identity for identity, _ in groups]
     names = {f.made.data.identity: f.made.data.name for f in figures}
     headings = {}
