@@ -15,7 +15,7 @@ from .paper.schemes import QR, ChineseRemainder, Custom, Full, GeneralizedQR, Ha
 from .paper.schemes import Path as Path
 from .planner import Plan, plan
 from .serving.export import export
-from .serving.loading import load
+from .serving.scorer import load
 
 # By topic, and without Path, which would hide pathlib's under ``import *``.
 __all__ = ["Embedding", "EmbeddingBag", "EmbeddingCollection", "Table"]

@@ -13,7 +13,7 @@ from commands import invoke
 from runs_of_training import assert_same_model, small_run
 
 from quorem import load
-from quorem.cli import progress
+from quorem.cli import terminal
 from quorem.cli.terminal import command
 from quorem.cli.training import scheme_from
 from quorem.experiments.reproduce import figures_in
@@ -93,7 +93,7 @@ def test_a_run_that_is_not_finished_has_no_report(log, tmp_path):
 
 
 def test_without_a_terminal_there_are_lines_at_intervals(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
     done = invoke("train", "--data", log.path, "--out", tmp_path / "run", "--rows", 256, *SMALL)
     lines = [line for line in done.output.splitlines() if line.startswith("DLRM: ")]

@@ -14,12 +14,12 @@ except ModuleNotFoundError:
     sys.exit('quorem: the command needs typer and rich: pip install "quorem[cli]"')
 
 from ..version import __version__
-from . import bench, data, demo, export, figures, inspect, serve, train
+from . import bench, data, demo, figures, serve, train
 from .errors import Commands
 
 epilog = "Example: quorem demo, then quorem COMMAND --help."
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, epilog=epilog)
-for group in (demo, data, train, serve, inspect, export, figures, bench):
+for group in (demo, data, train, serve, figures, bench):
     app.add_typer(group.commands)
 
 

@@ -1,14 +1,15 @@
 """``quorem bench``."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
 
-from .options import Device, Threads, command_line
-from .terminal import terminal
+from .options import Device, Threads
+from .terminal import command_line, terminal
 
 commands = typer.Typer()
 Mode = StrEnum("Mode", ["forward", "step"])
@@ -58,9 +59,7 @@ def bench(
     grids = (grid.Grid(**named),) if named else grid.PRESETS[where.type]
     facts = run.facts_of_run(where, command_line(), commit)
     with console.status("starting") as status:
-        for row in run.rows(
-            grids, where, quick=quick, say=lambda text: console.print(text, soft_wrap=True), facts=facts
-        ):
+        for row in run.rows(grids, where, quick=quick, say=partial(console.print, soft_wrap=True), facts=facts):
             rows.append(row)
             status.update(f"{row.mode} B={row.batch} {row.provider}: {row.median_us} us")
             if out is not None:

@@ -1,6 +1,5 @@
 """``quorem prepare`` and ``quorem synthesize``."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,20 +8,15 @@ from rich.console import Console
 from typer import Argument, Option
 
 from .options import Days, Overwrite
-from .progress import stages
-from .terminal import command, print_table, terminal
+from .terminal import command, print_table, stages, terminal
 
 if TYPE_CHECKING:
-    from ..data.infer import Inferred
     from ..data.prepared import Prepared
 
 TEXT_SUFFIXES = (".txt", ".tsv", ".gz", ".parquet")  # names of files; synthesize writes a folder
 commands = typer.Typer()
-prepare = typer.Typer(
-    no_args_is_help=True,
-    help="Turn a click log into memory-mapped arrays, once.",
-    epilog="Example: quorem prepare criteo train.txt data/criteo",
-)
+CRITEO = "Example: quorem prepare criteo train.txt data/criteo"
+prepare = typer.Typer(no_args_is_help=True, help="Turn a click log into memory-mapped arrays, once.", epilog=CRITEO)
 commands.add_typer(prepare, name="prepare")
 
 Ids = Annotated[
@@ -35,7 +29,7 @@ MaxMalformed = Annotated[int, Option(min=0, help="Malformed lines left out befor
 Names = list[str] | None
 
 
-@prepare.command("criteo", epilog="Example: quorem prepare criteo train.txt data/criteo")
+@prepare.command("criteo", epilog=CRITEO)
 def prepare_criteo(
     raw: Annotated[Path, Argument(help="The Kaggle train.txt, plain or gzip.")],
     out: Annotated[Path, Argument(help="Folder to write.")],
@@ -103,7 +97,11 @@ def prepare_table(
     named = Columns(label, *features, multi_separator, positive, texts, time)
     columns, inferred, left_out = choose_columns(source, named, drop=_names(drop), infer_others=infer)
     if inferred:
-        _show_inferred(inferred, console)
+        words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
+        rows = [{"column": name, "taken for": words[kind], "why": reason} for name, kind, reason in inferred]
+        print_table(console, rows, "taken for", "why")
+        rule = "To take a column for something else, name it in --dense, --categorical, --multi or --drop"
+        console.print(f"{rule}, and add --infer.", soft_wrap=True)
     elif left_out:
         names = ", ".join(left_out[:10]) + ", ..." * (len(left_out) > 10)
         console.print(f"left out, since no option names them (--infer takes them too): {names}", soft_wrap=True)
@@ -146,15 +144,6 @@ def synthesize(
             return
         prepared = synthesize(log, rows, out, days=days, overwrite=overwrite, progress=report)
     _show(prepared, console)
-
-
-def _show_inferred(columns: Sequence["Inferred"], console: Console) -> None:
-    """Print the inferred kind of each column, and the reason."""
-    words = {"number": "numbers", "category": "categories", "list": "lists", "none": "nothing, left out"}
-    rows = [{"column": name, "taken for": words[kind], "why": reason} for name, kind, reason in columns]
-    print_table(console, rows, "taken for", "why")
-    text = "To take a column for something else, name it in --dense, --categorical, --multi or --drop, and add --infer."
-    console.print(text, soft_wrap=True)
 
 
 def _show(prepared: "Prepared", console: Console) -> None:

@@ -5,17 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import Device, command_line, integers
-from .progress import watching_sweep
-from .terminal import command, terminal
+from .options import Device, integers
+from .terminal import command, command_line, terminal, watching_sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..experiments.figures import Figure
 
 commands = typer.Typer()
 
+What = Literal["figure4", "figure5", "figure6", "figure7", "table1", "all"]
 Runs = Annotated[Path, typer.Option("--out", help="Folder of the runs; what is finished there is not trained again.")]
 Trials = Annotated[int, typer.Option(min=1, help="Seeds of each setting.")]
 Optimizers = Annotated[str, typer.Option(help="adagrad, amsgrad or both; the better by validation loss is shown.")]
@@ -24,10 +22,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes; by default 
 
 @commands.command(epilog="Example: quorem reproduce figure5 --data data/criteo --collisions 4,60 --trials 1")
 def reproduce(
-    what: Annotated[
-        Literal["figure4", "figure5", "figure6", "figure7", "table1", "all"],
-        typer.Argument(help="Figure or table of the paper."),
-    ],
+    what: Annotated[What, typer.Argument(help="Figure or table of the paper.")],
     data: Annotated[Path, typer.Option(help="Prepared data.")],
     out: Runs = Path("runs/reproduce"),
     trials: Trials = 5,
@@ -93,9 +88,7 @@ def report(
     typer.echo(out)
 
 
-def train_and_publish(
-    planned: "Sequence[Figure]", out: Path, *, device: str, workers: int | None
-) -> "Sequence[Figure]":
+def train_and_publish(planned: "list[Figure]", out: Path, *, device: str, workers: int | None) -> "list[Figure]":
     """Train what the figures need and the folder does not have; then write numbers, pictures and the page.
 
     Returns the figures in the folder, with their numbers.
@@ -120,8 +113,6 @@ def train_and_publish(
     console.print(f"Numbers and pictures: {out / 'results'}", soft_wrap=True)
     console.print(f"Page: {out / 'report.html'}", soft_wrap=True)
     if failed := reproduce.failures(begun):
-        reasons = "; ".join(dict.fromkeys(failed))
-        raise RuntimeError(
-            f"{len(failed)} runs failed: {reasons}; details are in {out / 'errors'}, and the same command tries again"
-        )
+        reasons, details = "; ".join(dict.fromkeys(failed)), f"details are in {out / 'errors'}"
+        raise RuntimeError(f"{len(failed)} runs failed: {reasons}; {details}, and the same command tries again")
     return figures

@@ -1,8 +1,5 @@
 """Options that several commands share, and helpers for them."""
 
-import shlex
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -38,7 +35,6 @@ Threads = Annotated[
     int | None, Option(min=1, max=1024, help="Threads of torch; by default torch's choice.", callback=_set_threads)
 ]
 Bits = Annotated[Literal["8", "4"] | None, Option(help="Store the rows in 8 or 4 bits a number first.")]
-Data = Annotated[Path, Option(help="Prepared data, the folder that quorem prepare wrote.")]
 Days = Annotated[int, Option(min=2, help="Equal parts of the log; all but the last train, the last is halved.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace the data or the file OUT.")]
 
@@ -50,11 +46,6 @@ def store_in(model: "nn.Module", bits: Literal["8", "4"] | None) -> None:
 
     if bits is not None and any(tables.bits != int(bits) for tables in tables_in(model)):
         quantize_(model, 8 if bits == "8" else 4)
-
-
-def command_line() -> str:
-    """The command as it was given, for files that record which command made them."""
-    return shlex.join(["quorem", *sys.argv[1:]])
 
 
 def integers(name: str, text: str) -> tuple[int, ...]:

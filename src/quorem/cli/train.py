@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from ..optimizer_names import Optimizer, StateDtype
-from .options import Data, Device, Threads, integers
+from .options import Device, Threads, integers
 from .terminal import command
 
 commands = typer.Typer()
@@ -57,7 +57,7 @@ def plan(
 @commands.command(epilog="Example: quorem train --data data/log --out runs/first --budget 2MB")
 def train(
     context: typer.Context,
-    data: Data,
+    data: Annotated[Path, Option(help="Prepared data, the folder that quorem prepare wrote.")],
     out: Annotated[Path, Option(help="Folder of the run; one that was interrupted goes on.")],
     scheme: Annotated[
         str | None, Option(help="full, hash, mult, add, concat, feature, path, or a scheme's JSON; by default mult.")
@@ -122,9 +122,7 @@ def train(
         made = planning.plan(prepared, budget, dim, optimizer=optimizer, **dtypes)
         training.say(str(made))
         planned = planning.options_of(made)
-    named_alike = {
-        field.name: context.params[field.name] for field in fields(RunConfig) if field.name in context.params
-    }
+    named_alike = {each.name: context.params[each.name] for each in fields(RunConfig) if each.name in context.params}
     others = {
         "data": data_identity(prepared),
         "scheme": QR() if planned else training.scheme_from(scheme or "mult", collisions or 4, force=force),

@@ -2,10 +2,12 @@
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..checks import dtype_name
 from ..data.prepared import Prepared
 from ..experiments import planning, words
 from ..experiments.figures import Conditions, Dataset
@@ -18,8 +20,7 @@ from ..training.config import RunConfig
 from ..training.loop import Options, stop_on_signal, train
 from ..training.model import PAPER_METHODS, build_model, scheme_of, sizes, tables_of_run
 from ..training.processes import is_first, process_group
-from .progress import watching
-from .terminal import command, terminal
+from .terminal import command, terminal, watching
 
 
 def scheme_from(text: str, num_collisions: int = 4, *, force: bool = False) -> Scheme:
@@ -45,18 +46,15 @@ def plan_from(text: str, prepared: Prepared, embedding_dim: int) -> dict[str, An
             return {"plan": {name: schemes.from_dict(scheme) for name, scheme in values.items()}}
         plan = Plan.from_json(text)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"plan ({text[:40]}...) must be what quorem plan wrote, or JSON of names and schemes: {error}"
-        ) from None
+        rule = "must be what quorem plan wrote, or JSON of names and schemes"
+        raise ValueError(f"plan ({text[:40]}...) {rule}: {error}") from None
     sizes = dict(zip(prepared.names, prepared.cardinalities, strict=True))
     for table in plan.tables:
-        size = (table.num_embeddings, table.embedding_dim)
-        if size != (sizes.get(table.name, table.num_embeddings), embedding_dim):
-            raise ValueError(
-                f"plan has {size[0]} ids of width {size[1]} for {table.name}, but the data and --dim have"
-                f" {sizes[table.name]} of width {embedding_dim}"
-            )
-    dtypes = sorted({str(table.dtype).removeprefix("torch.") for table in plan.tables})
+        n, size = table.num_embeddings, sizes.get(table.name, table.num_embeddings)
+        if (n, table.embedding_dim) != (size, embedding_dim):
+            given = f"plan has {n} ids of width {table.embedding_dim} for {table.name}"
+            raise ValueError(f"{given}, but the data and --dim have {size} of width {embedding_dim}")
+    dtypes = sorted({dtype_name(table.dtype) for table in plan.tables})
     if len(dtypes) != 1:
         raise ValueError(f"plan has tables of {', '.join(dtypes)} but a run has all its tables in one dtype")
     return planning.options_of(plan)
@@ -73,20 +71,19 @@ def run(config: RunConfig, prepared: Prepared, out: Path, device: str, checkpoin
 
     The processes that ``torchrun`` has started train it together; only the first writes to the folder and the terminal.
     """
-    if (out / "result.json").exists():
-        if os.environ.get("RANK", "0") == "0":
-            _run(config, prepared, out, device, Options())
+    finished = (out / "result.json").exists()
+    if finished and os.environ.get("RANK", "0") != "0":
         return
-    with process_group(device) as own_device:
+    with nullcontext(device) if finished else process_group(device) as own_device:
         if is_first():
-            _run(config, prepared, out, own_device, Options(checkpoint_seconds=checkpoint_seconds))
+            _run(config, prepared, out, own_device, Options(checkpoint_seconds=checkpoint_seconds), finished)
         else:
             with stop_on_signal() as stop:
                 train(config, prepared, out, device=own_device, stop=stop)
 
 
-def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options) -> None:
-    finished, console = (out / "result.json").exists(), terminal()
+def _run(config: RunConfig, prepared: Prepared, out: Path, device: str, options: Options, finished: bool) -> None:
+    console = terminal()
     for line in header(config, prepared, device):
         console.print(line, soft_wrap=True)
     with stop_on_signal() as stop, watching(console, words.network(config.network)) as report:

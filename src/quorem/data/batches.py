@@ -84,11 +84,9 @@ class Batch:
         """
         single = [name for name in names if name not in self.bags]
         if len(single) != self.ids.shape[1] or len(names) != len(single) + len(self.bags):
-            raise ValueError(
-                f"names ({names}) must be {self.ids.shape[1]} single-valued features and {list(self.bags)}"
-            )
-        values, lengths = [], []
-        columns = iter(self.ids.unbind(1))
+            rule = f"must be {self.ids.shape[1]} single-valued features and {list(self.bags)}"
+            raise ValueError(f"names ({names}) {rule}")
+        values, lengths, columns = [], [], iter(self.ids.unbind(1))
         for name in names:
             if name in self.bags:
                 values.append(self.bags[name].values)
@@ -116,18 +114,16 @@ class Batch:
             draw = torch.Generator().manual_seed(seed)
             order = torch.randperm(len(self), generator=draw, device="cpu").to(self.labels.device)
         for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
-            yield self.rows(start, stop) if order is None else self.take(order[start:stop])
+            yield self.rows(start, start + size) if order is None else self.take(order[start : start + size])
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each produced by another thread while the previous one is used."""
-    packed = ((item,) for item in items)
+    """The same items, each produced by another thread while the previous one is used. None of them may be None."""
     maker = ThreadPoolExecutor(1)
     try:
-        coming = maker.submit(next, packed, None)
+        coming = maker.submit(next, items, None)
         while (item := coming.result()) is not None:
-            coming = maker.submit(next, packed, None)
-            yield item[0]
+            coming = maker.submit(next, items, None)
+            yield item
     finally:  # to wait here could block forever: an abandoned generator is closed wherever garbage is collected
         maker.shutdown(wait=False)

@@ -138,8 +138,6 @@ def _frame(rows: Any, columns: tuple[str, ...]) -> pl.DataFrame:
         raise TypeError(f"rows ({type(rows).__name__}) must be a mapping of columns, or a data frame")
     if missing := [name for name in columns if name not in rows]:
         raise ValueError(f"rows have no column {', '.join(missing)}")
-    if isinstance(rows, pl.DataFrame):
-        return rows.select(columns)
     try:
         return pl.DataFrame({name: pl.Series(name, rows[name], strict=True) for name in columns})
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..files.atomic import naming_damage
 from ..files.checked_json import build
 from ..files.tensors import FileKind, TensorFile, write_tensors
 from .meta import Meta
@@ -56,13 +57,11 @@ def write_encoding(path: str | os.PathLike[str], prepared: Prepared, data: str) 
 def read_encoding(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Encoding, dict[str, Tensor]]:
     """The encoding that ``write_encoding`` wrote, and the text of each vocabulary, uint8 ``[bytes]``."""
     file = TensorFile(path, KIND, verify=verify)
-    try:
+    with naming_damage(file.path):
         encoding = build(Encoding, file.description)
         if file.tensors.keys() != set(encoding.vocabularies):
             raise ValueError("its vocabularies are not those of its columns")
         for name, text in file.tensors.items():
             if text.dtype != torch.uint8 or text.dim() != 1:
                 raise ValueError(f"the vocabulary of {name} is {text.dtype} {list(text.shape)} and must be bytes")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file.path} is damaged: {error}") from None
     return encoding, {name: file.tensors[name] for name in encoding.vocabularies}

@@ -78,9 +78,14 @@ class Folder:
         self.save(f"counts/{file_name(name)}.npy", counts.astype(np.min_scalar_type(counts.max(initial=0))))
 
     def commit(self, meta: Meta) -> None:
-        """Write ``meta.json`` with the checksums of all files, sync everything and rename the folder."""
-        written = sorted(path for path in self.partial.rglob("*") if path.is_file())
-        checksums = {path.relative_to(self.partial).as_posix(): _checksums(path) for path in written}
+        """Write ``meta.json`` with the checksums of all files, sync everything and rename the folder.
+
+        Of an array the checksums are those of its values.
+        """
+        checksums = {}
+        for path in sorted(path for path in self.partial.rglob("*") if path.is_file()):
+            values = bytes_of(np.load(path, mmap_mode="r")) if path.suffix == ".npy" else memoryview(path.read_bytes())
+            checksums[path.relative_to(self.partial).as_posix()] = checksums_of(values)
         files.write_json(self.partial / META, FORMAT | asdict(replace(meta, checksums=checksums)))
         for path in (*self.partial.rglob("*"), self.partial):
             files.sync(path)
@@ -171,9 +176,3 @@ def checksums_of(data: memoryview) -> str:
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """The bytes of an array's values."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _checksums(path: Path) -> str:
-    """The checksums of a file: of the values of an array, or of all bytes."""
-    is_array = path.suffix == ".npy"
-    return checksums_of(bytes_of(np.load(path, mmap_mode="r")) if is_array else memoryview(path.read_bytes()))

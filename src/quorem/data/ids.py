@@ -6,7 +6,6 @@ the text of one group at a time, and finally the words of all groups and a numbe
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,14 +16,6 @@ from .folder import Folder, bag_file, file_name
 from .values import flat, lengths, offsets_of
 
 NULL = 0  # the id of a missing value, in every feature
-
-
-class Numbered(NamedTuple):
-    """Ids of NULL and of each token, in order of first appearance; training counts and tokens, in order of id."""
-
-    ids: NDArray[np.int32]
-    counts: NDArray[np.int64]
-    tokens: pl.Series
 
 
 class Column:
@@ -75,15 +66,15 @@ class Column:
         if order is not None:  # the order of first appearance changes too
             values, first = by_appearance(pl.Series(values[order]).replace(NULL, None))
             tokens = tokens.gather(first - 1)
-        numbered = number(tokens, np.bincount(values[:num_train], minlength=len(tokens) + 1), config)
-        ids = numbered.ids[values]
+        ids, counts, tokens = number(tokens, np.bincount(values[:num_train], minlength=len(tokens) + 1), config)
+        ids = ids[values]
         if self._lengths is None:
             ids.tofile(f"{self._stem}.ids")
         else:
             self._folder.save(bag_file(self.name, "values"), ids)
-        self._folder.save_counts(self.name, numbered.counts)
-        write_vocabulary(self._folder.partial / "vocabulary" / f"{file_name(self.name)}.txt", numbered.tokens)
-        return len(numbered.counts)
+        self._folder.save_counts(self.name, counts)
+        write_vocabulary(self._folder.partial / "vocabulary" / f"{file_name(self.name)}.txt", tokens)
+        return len(counts)
 
     def ids(self, start: int, count: int) -> NDArray[np.int32]:
         """The ids of ``count`` rows from ``start`` on; ``number`` must have been called, and rows have no bags."""
@@ -97,8 +88,13 @@ class Column:
         return f"{self._stem}.{group:06}.{what}"
 
 
-def number(tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig) -> Numbered:
-    """Ids for tokens, which are in order of first appearance; ``counts`` has NULL and each token, in training."""
+def number(
+    tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig
+) -> tuple[NDArray[np.int32], NDArray[np.int64], pl.Series]:
+    """The ids of NULL and of each token, in order of first appearance; the counts and the tokens, in order of id.
+
+    ``tokens`` are in order of first appearance; ``counts`` has NULL and each token, in training.
+    """
     # Tokens that occur only in later days appear last, so a training vocabulary is a prefix.
     known = int(np.count_nonzero(counts[1:])) if config.vocabulary == "train" else len(tokens)
     order = np.arange(known)
@@ -111,7 +107,7 @@ def number(tokens: pl.Series, counts: NDArray[np.int64], config: PrepareConfig) 
     ordered = np.zeros(first + known, np.int64)
     ordered[NULL] = counts[NULL]
     ordered[first:] = counts[order + 1]
-    return Numbered(ids, ordered, tokens.gather(order))
+    return ids, ordered, tokens.gather(order)
 
 
 def by_appearance(values: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:

@@ -36,11 +36,10 @@ class Malformed:
         self.count += 1
         self.first = sorted([*self.first, (number, reason)])[:SHOWN_LINES]
         if self.count > self.limit:
-            raise ValueError(
-                f"{self.source} has {self.count} malformed {self.unit}{'s' * (self.count != 1)} so far, more than the"
-                f" {self.limit} that may be left out (max_malformed=, --max-malformed):"
-                f" {self._shown_lines()}{', ...' * (self.count > len(self.first))}"
-            )
+            lines = f"{self.count} malformed {self.unit}{'s' * (self.count != 1)} so far"
+            rule = f"more than the {self.limit} that may be left out (max_malformed=, --max-malformed)"
+            shown = self._shown_lines() + ", ..." * (self.count > len(self.first))
+            raise ValueError(f"{self.source} has {lines}, {rule}: {shown}")
 
     def _shown_lines(self) -> str:
         """The first lines with their reasons; a rule that several values in turn break is written once."""

@@ -88,14 +88,11 @@ class Meta:
             raise ValueError("cardinalities must be integers in [1, 2**31), one for each of categorical")
         if set(self.transforms) != set(self.columns.dense):
             raise ValueError("transforms must be those of the dense columns")
-        if not set(SPLITS) <= self.split.keys() or not all(
-            0 <= start <= stop <= self.num_rows for start, stop in self.split.values()
-        ):
+        in_range = all(0 <= start <= stop <= self.num_rows for start, stop in self.split.values())
+        if not in_range or not set(SPLITS) <= self.split.keys():
             raise ValueError(f"split must be the rows of {', '.join(SPLITS)}")
         if not {self.first_token_id, self.unknown_id} <= {None, 0, 1, 2}:
-            raise ValueError(
-                f"first_token_id ({self.first_token_id}) and unknown_id ({self.unknown_id}) must be below 3"
-            )
+            raise ValueError(f"first_token_id ({self.first_token_id}) and unknown_id ({self.unknown_id}) must be < 3")
         check_separator("separator", self.separator)
 
     @property
@@ -117,7 +114,5 @@ def read_meta(folder: Path) -> Meta:
     values = files.read_json(path)
     if {name: values.pop(name, None) for name in FORMAT} != FORMAT:
         raise ValueError(f"{path} must hold {FORMAT}: prepare the data again")
-    try:
+    with files.naming_damage(path):
         return build(Meta, values)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None

@@ -95,11 +95,7 @@ def prepare_columns(
 
 
 def _set_aside(
-    folder: Folder,
-    columns: Columns,
-    parts: Sequence[Column],
-    rows: Iterator[ParsedRows],
-    report: Progress,
+    folder: Folder, columns: Columns, parts: Sequence[Column], rows: Iterator[ParsedRows], report: Progress
 ) -> tuple[int, NDArray[np.float64] | None]:
     """Write labels, dense features, and categories to scratch files; returns the number of rows, and any times."""
     labels = folder.array("labels.npy", np.uint8)
@@ -127,18 +123,14 @@ def _no_click(source: Source, columns: Columns) -> str:
     assert columns.label is not None
     values = source.first_rows([columns.label], 1000)[columns.label].unique(maintain_order=True).to_list()
     shown = ", ".join(map(repr, values[:5])) + ", ..." * (len(values) > 5)
-    return (
-        f"positive ({columns.positive!r}) must be a value of {columns.label}, or a bound such as '>=4' that some of its"
-        f" values reach; it has {shown}"
-    )
+    rule = f"must be a value of {columns.label}, or a bound such as '>=4' that some of its values reach"
+    return f"positive ({columns.positive!r}) {rule}; it has {shown}"
 
 
 def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:
     """Write the ids of all columns as one array ``[N, F]``."""
     array = folder.array("categorical.npy", np.int32, (len(columns),))
-    if not columns:
-        array.append(np.empty((num_rows, 0)))
-        return
     for start in range(0, num_rows, WEAVE_ROWS):
-        array.append(np.stack([column.ids(start, WEAVE_ROWS) for column in columns], axis=1))
+        ids = [column.ids(start, WEAVE_ROWS) for column in columns]
+        array.append(np.stack(ids, axis=1) if ids else np.empty((min(WEAVE_ROWS, num_rows - start), 0)))
         report("write", array.rows / num_rows, num_rows)

@@ -14,8 +14,6 @@ from .batches import Bags, Batch
 from .folder import bag_file, bytes_of, checksums_of, file_name
 from .meta import read_meta
 
-COUNT_DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64)
-
 
 class Prepared:
     """A folder of prepared data, memory-mapped.
@@ -100,7 +98,7 @@ class Prepared:
         """How often each id of a feature occurs in the training rows."""
         self._check_name(name)
         file, size = f"counts/{file_name(name)}.npy", self.cardinalities[self.names.index(name)]
-        counts = self._map(file, (size,), *COUNT_DTYPES)
+        counts = self._map(file, (size,), np.uint8, np.uint16, np.uint32, np.uint64)
         self._compare(file, bytes_of(counts))
         return counts.astype(np.int64)
 

@@ -49,8 +49,7 @@ def write_raw(
     def text(start: int) -> bytes:
         chunk = Chunk(*(part[..., : num_rows - start] for part in log.chunk(start)))
         columns = [pl.Series("click", chunk.labels.numpy().astype(np.uint8))]
-        for k, counts in enumerate(chunk.counts.numpy(), 1):
-            columns.append(pl.Series(f"I{k}", counts).replace(MISSING, None))
+        columns += [pl.Series(f"I{k}", each).replace(MISSING, None) for k, each in enumerate(chunk.counts.numpy(), 1)]
         for k, ids in enumerate(chunk.ids.numpy(), 1):
             tokens = "c" + pl.Series(ids).replace(0, None).cast(pl.String)
             columns.append(tokens.alias(f"C{k}"))

@@ -86,12 +86,8 @@ class ClickLog:
             raise ValueError(f"start ({start}) and stop ({stop}) must be 0 <= start <= stop")
         first = start - start % CHUNK_ROWS
         chunks = in_threads(self.chunk, range(first, max(stop, first + 1), CHUNK_ROWS))
-        labels, dense, ids, probability = (
-            torch.cat(parts)[start - first : stop - first]
-            for parts in zip(
-                *((c.labels.byte(), c.logs.T.float(), c.ids.T.int(), c.probability) for c in chunks), strict=True
-            )
-        )
+        columns = zip(*((c.labels.byte(), c.logs.T.float(), c.ids.T.int(), c.probability) for c in chunks), strict=True)
+        labels, dense, ids, probability = (torch.cat(parts)[start - first : stop - first] for parts in columns)
         return Draw(Batch(labels, dense, ids), probability)
 
     def chunk(self, start: int) -> "Chunk":
@@ -119,13 +115,13 @@ class ClickLog:
 
         n = torch.tensor(self.cardinalities, device="cpu")[:, None]
         ids = (_uniform(of_ids) * n.double().log()).exp_().long().clamp_(max=n - 1)
-        ids.masked_fill_(_is_missing(of_ids), 0)
+        ids.masked_fill_((of_ids & 2047) < MISSING_SHARE, 0)  # bits that _uniform does not use
 
         column = torch.arange(self.num_dense, device="cpu")[:, None]
         normal = _normals(of_counts)[0].double().mul_(1 / NORMAL_DEVIATION)
         counts = (normal * (0.5 + column % 4 / 4) + 1 + column % 5 / 2).exp_().long()
         counts -= 1 + column % 3
-        counts.masked_fill_(_is_missing(of_counts), MISSING)
+        counts.masked_fill_((of_counts & 2047) < MISSING_SHARE, MISSING)
         return ids, counts, counts.clamp(min=0).double().log1p(), of_labels
 
     def _effects(self, ids: Tensor, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,10 +190,6 @@ def _hash(counter: Tensor, stream: int) -> Tensor:
 def _uniform(bits: Tensor) -> Tensor:
     """Uniform numbers in [0, 1) from the upper 53 bits."""
     return (bits >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
-
-
-def _is_missing(bits: Tensor) -> Tensor:
-    return (bits & 2047) < MISSING_SHARE  # the bits that _uniform does not use
 
 
 def _normals(bits: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,9 +81,8 @@ def _chunks(path: Path, size: int) -> Iterator[Chunk]:
                 yield plain if plain.endswith(b"\n") else plain + b"\n", min(file.tell() / total, 1.0)
                 num_bytes += len(data)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(
-                f"{path}: the gzip stream is damaged or cut off after {num_bytes:,} bytes of text: {error}"
-            ) from None
+            where = f"after {num_bytes:,} bytes of text"
+            raise ValueError(f"{path}: the gzip stream is damaged or cut off {where}: {error}") from None
 
 
 def parse(
@@ -130,23 +129,17 @@ def _parse(
     writer = csv.writer(whole, delimiter=layout.separator, quoting=csv.QUOTE_ALL, lineterminator="\n")
     lines, start = io.BytesIO(data).readlines(), 0
     while start < len(lines):
-        fields: list[str] = []
-        num_lines, flaw = 1, ""
+        num_lines = 1
         try:
             fields, num_lines = _row(lines, start, layout.separator, quoted=layout.quoted)
             if (count := len(fields)) != expected:
-                flaw = f"{count} field{'s' * (count != 1)} where {expected} are expected"
-        except EOFError as error:
-            if not is_end:
-                break
-            flaw = str(error)
-        except ValueError as error:
-            flaw = str(error)
-        if flaw:
-            malformed.add(line + start, flaw)
-        else:
+                raise ValueError(f"{count} field{'s' * (count != 1)} where {expected} are expected")
             writer.writerow(fields)
             numbers.append(line + start)
+        except (ValueError, EOFError) as error:
+            if isinstance(error, EOFError) and not is_end:
+                break
+            malformed.add(line + start, str(error))
         start += num_lines
     frame = _read(whole.getvalue().encode(), layout, quoted=True)
     return ParsedRows(frame, np.array(numbers, np.int64), done), b"".join(lines[start:])

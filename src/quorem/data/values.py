@@ -13,7 +13,8 @@ NUMBER = "\nnumber"
 LABEL_RULE = "must be 0 or 1, or true or false, unless positive= (--positive) says which value is a click"
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 LARGEST_WHOLE = 2**53  # from here on a float stands for several integers
-TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # also with T for the space, Z, or an offset
+# Also with T for the space, or Z. Times with an offset become those of UTC.
+TIME_FORMATS = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%d", "%Y-%m-%d %H:%M:%S%.f%z", "%Y-%m-%d %H:%M%z")
 
 # "log" is the paper's, which turns numbers below 0 into 0; "signed_log" is the same for numbers of at least 0.
 TRANSFORMS: dict[Transform, Callable[[pl.Expr], pl.Expr]] = {
@@ -143,26 +144,23 @@ def clicks(values: pl.Expr, dtype: pl.DataType, positive: str | None, missing: t
     """
     text = category_text(values, dtype, missing).str.strip_chars()
     if positive is None:
-        text = text.str.to_lowercase().replace({"true": "1", "false": "0"})
-    numbers = text.cast(pl.Float64, strict=False).fill_nan(None)
-    if positive is None:
+        numbers = text.str.to_lowercase().replace({"true": "1", "false": "0"}).cast(pl.Float64, strict=False)
         return pl.when(numbers.is_in([0.0, 1.0])).then(numbers).cast(pl.UInt8)
     if positive.startswith(">="):
         try:
             least = float(positive.removeprefix(">="))
         except ValueError:
             raise ValueError(f"positive ({positive!r}) must be a value of the label, or a bound as '>=4'") from None
-        return (numbers >= least).cast(pl.UInt8)
+        return (text.cast(pl.Float64, strict=False).fill_nan(None) >= least).cast(pl.UInt8)
     return (text == positive.strip()).cast(pl.UInt8)
 
 
 def times(values: pl.Series) -> pl.Expr:
     """A column of times as floats: numbers are unchanged, ISO dates and times become microseconds, other text null."""
     column, dtype = pl.col(values.name), values.dtype
-    if dtype in (pl.Categorical, pl.Enum):
-        column, dtype = column.cast(pl.String), pl.String()
-    if dtype == pl.String:
-        return pl.coalesce(column.str.strip_chars().cast(pl.Float64, strict=False), iso_times(column))
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+        text = column.cast(pl.String)
+        return pl.coalesce(text.str.strip_chars().cast(pl.Float64, strict=False), iso_times(text))
     if not (dtype.is_numeric() or dtype.is_temporal()):
         raise ValueError(f"{values.name} is {dtype} but must hold numbers, dates or times")
     if dtype in (pl.Date, pl.Datetime):
@@ -177,9 +175,5 @@ def iso_times(text: pl.Expr) -> pl.Expr:
     [1000000.0, 86400000000.0, None]
     """
     text = text.str.strip_chars().str.replace("T", " ", literal=True).str.replace("Z$", "")
-    local = [text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS]
-    zoned = [
-        text.str.to_datetime(form + "%z", time_unit="us", strict=False).dt.replace_time_zone(None)
-        for form in TIME_FORMATS[:2]
-    ]
-    return pl.coalesce(*(moment.cast(pl.Int64).cast(pl.Float64) for moment in (*local, *zoned)))
+    moments = (text.str.to_datetime(form, time_unit="us", strict=False) for form in TIME_FORMATS)
+    return pl.coalesce(*(moment.cast(pl.Int64).cast(pl.Float64) for moment in moments))

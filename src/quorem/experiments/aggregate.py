@@ -74,9 +74,8 @@ def result_of(series: str, x: float | None, runs: Sequence[FinishedRun], data: s
     best = min(others, key=lambda name: (not isfinite(others[name]["validation"]), others[name]["validation"]))
     chosen = by_optimizer[best]
     first = chosen[0]
-    numbers: dict[str, Any] = {
-        name: first.result[name] for name in ("parameters", "bytes", "embedding_parameters", "embedding_bytes")
-    }
+    sizes = ("parameters", "bytes", "embedding_parameters", "embedding_bytes")
+    numbers: dict[str, Any] = {name: first.result[name] for name in sizes}
     metrics = {"test": ("test", "log_loss"), "validation": ("validation", "log_loss"), "auc": ("test", "auc")}
     for name, (split, metric) in metrics.items():
         values = [run.result[split][metric] for run in chosen]

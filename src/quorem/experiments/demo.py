@@ -40,10 +40,8 @@ def planned(prepared: Prepared) -> Figure:
         "mult, 60 collisions": {"scheme": QR(60)},
         PLAN: {"plan": dict(plan_of(prepared))},
     }
-    every = validation_interval(prepared.meta.rows["train"], None, POINTS)
-    points = [
-        Point(series=name, x=None, options={"validate_every": every, **options}) for name, options in storage.items()
-    ]
+    every = {"validate_every": validation_interval(prepared.meta.rows["train"], None, POINTS)}
+    points = [Point(series=name, x=None, options=every | options) for name, options in storage.items()]
     return reproduce.plan(AXES, points, prepared, trials=1, optimizers=["adagrad"], command="quorem demo")
 
 

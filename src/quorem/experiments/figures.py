@@ -205,9 +205,8 @@ class Figure:
     def conditions_of(self, point: Result) -> Conditions:
         """The conditions under which a point was trained."""
         config, rows = point.config, self.made.data.rows["train"]
-        return Conditions(
-            min(config.get("max_rows") or rows, rows), config.get("epochs", 1), config.get("batch_size", 128)
-        )
+        trained_on = min(config.get("max_rows") or rows, rows)
+        return Conditions(trained_on, config.get("epochs", 1), config.get("batch_size", 128))
 
     def conditions(self) -> list[Conditions]:
         """The conditions of the points, each once; if there are several, no point is called the best."""
@@ -221,10 +220,8 @@ class Figure:
             raise ValueError(f"{self.axes.name}: configuration of point {point.series!r}: {error}") from None
         if run.data != self.made.data.identity:
             raise ValueError(f"{self.axes.name}: point {point.series!r} must have runs on the data of the figure")
-        trials: list[dict[str, Any]] = [
-            {"optimizer": name, "seed": seed} for name in self.made.optimizers for seed in range(self.made.trials)
-        ]
-        return [replace(run, **trial) for trial in trials]
+        names: list[Any] = self.made.optimizers
+        return [replace(run, optimizer=name, seed=seed) for name in names for seed in range(self.made.trials)]
 
     def write(self, path: Path) -> None:
         files.write_json(path, asdict(self))

@@ -16,7 +16,6 @@ from ..training.feed import Feed
 from ..training.loop import train
 from ..training.model import counted_tables, data_identity
 
-Auto = Literal["auto"]
 SEARCHED = (1, 2, 4)  # D / d, where rows have d numbers instead of D: the widths of a search
 SEARCH_ROWS = 200_000  # the most rows that each plan of a search is trained on
 
@@ -27,8 +26,8 @@ def plan(
     embedding_dim: int,
     *,
     optimizer: Optimizer | None,
-    row_dtype: RowDtype | Auto = "auto",
-    state_dtype: StateDtype | Auto = "auto",
+    row_dtype: RowDtype | Literal["auto"] = "auto",
+    state_dtype: StateDtype | Literal["auto"] = "auto",
     times_narrower: int | None = None,
 ) -> Plan:
     """Plan the tables of prepared data by how often ids occur in the training rows.

@@ -37,24 +37,13 @@ def plan(
             config = RunConfig(**options)
         except TypeError as error:
             raise ValueError(f"options of point {point.series!r} at {point.x}: {error}") from None
-        planned.append(_untrained(point, config, data))
+        counted: dict[str, Any] = sizes(build_model(config, data, "meta"))  # where it takes no memory
+        del counted["tables_kept_full"]
+        about: dict[str, Any] = {"config": without_seed(config), "command": command_of(config, str(data.path))}
+        planned.append(Result(network=config.network, series=point.series, x=point.x, **about, **counted))
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     made = Made(command=command, date=date, data=dataset, trials=trials, optimizers=list(optimizers))
     return Figure(axes=axes, made=made, points=planned)
-
-
-def _untrained(point: Point, config: RunConfig, data: Prepared) -> Result:
-    """The point of a run before training; its model is built on the meta device, to count its parameters."""
-    numbers: dict[str, Any] = sizes(build_model(config, data, "meta"))
-    del numbers["tables_kept_full"]
-    return Result(
-        network=config.network,
-        series=point.series,
-        x=point.x,
-        config=without_seed(config),
-        command=command_of(config, str(data.path)),
-        **numbers,
-    )
 
 
 def from_file(path: Path, data: Prepared, *, trials: int, optimizers: Sequence[str], command: str) -> Figure:

@@ -135,13 +135,21 @@ def check_is_file(path: Path) -> None:
         raise ValueError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')} and must be a file")
 
 
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """If the block cannot make sense of what a file holds, a ValueError says that the file is damaged, and why."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+        text = str(error).partition("\n")[0]  # torch appends a stack trace
+        raise ValueError(f"{path} is damaged: {text}") from None
+
+
 def read(path: Path) -> str:
     """The text of a file."""
     check_is_file(path)
-    try:
+    with naming_damage(path):
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
@@ -152,11 +160,9 @@ def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object that ``write_json`` wrote. A checksum may be missing only if the object has no ``format``."""
     text = read(path)
-    try:
+    with naming_damage(path):
         values = json.loads(text)
         return unsealed(values, required=isinstance(values, dict) and "format" in values)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,6 @@ import torch
 
 from ..version import __version__
 
-COMMIT_DIGITS = 12
-
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of quorem, Python, torch and NumPy, and of further packages, given by their distribution names."""
@@ -36,7 +34,7 @@ def commit() -> str | None:
     try:
         if not git("ls-files", "__init__.py"):  # the package is installed inside another project's checkout
             return None
-        head = git("rev-parse", f"--short={COMMIT_DIGITS}", "HEAD")
+        head = git("rev-parse", "--short=12", "HEAD")
         return head + "+" * bool(git("status", "--porcelain", "--", ".")) if head else None
     except OSError:  # git is not installed
         return None

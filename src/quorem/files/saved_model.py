@@ -22,6 +22,7 @@ from ..modules.lookup import Tables
 from ..modules.quantize import quantize_
 from ..paper import schemes
 from ..paper.schemes import Custom, Scheme
+from .atomic import naming_damage
 from .checked_json import build
 from .provenance import versions
 from .tensors import FileKind, TensorFile, write_tensors
@@ -99,14 +100,11 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
     """The module or network that ``save`` wrote; arguments and errors are those of ``quorem.load``."""
     file = TensorFile(path, KIND, verify=verify)
-    try:
+    with naming_damage(file.path):
         maps = {name: tensor for name, tensor in file.tensors.items() if name.startswith("maps.")}
         state = {name: tensor for name, tensor in file.tensors.items() if name not in maps}
         saved = build(SavedModel, file.description, converters={Scheme: partial(schemes.from_dict, maps=maps)})
         return _model(saved, state)
-    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:  # the last three: absurd sizes
-        text = str(error).partition("\n")[0]  # torch appends a stack trace
-        raise ValueError(f"{file.path} is damaged: {text}") from None
 
 
 def tables_in(model: nn.Module) -> Tables:

@@ -14,23 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .atomic import check_is_file, replacing, sealed, unsealed
+from .atomic import check_is_file, naming_damage, replacing, sealed, unsealed
 
 METADATA = "quorem"  # key of the description, kind and checksums in the file's metadata
 ALIGNMENT = 64  # bytes: rows start at a cache line
 BLOCK_BYTES = 1 << 24  # bytes that are written, or read for a checksum, at a time
-NAME_OF_DTYPE = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+NAME_OF_DTYPE = {getattr(torch, f"float{bits}"): f"F{bits}" for bits in (64, 32, 16)}
+NAME_OF_DTYPE |= {getattr(torch, f"int{bits}"): f"I{bits}" for bits in (64, 32, 16, 8)}
+NAME_OF_DTYPE |= {torch.bfloat16: "BF16", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
 class FileKind(NamedTuple):
@@ -124,12 +115,10 @@ def byte_blocks(tensor: Tensor) -> Iterable[memoryview]:
 
 def _opened(path: Path, metadata: Mapping[str, str], kind: FileKind) -> dict[str, Any]:
     """What ``write_tensors`` put into the metadata; raises ValueError if it is damaged or of another kind."""
-    try:
+    with naming_damage(path):
         values = json.loads(metadata.get(METADATA, "{}"))
         name, version = values.get("format", metadata.get("format", "no format")), values.get("version")
         content = unsealed(values, required=True) if (name, version) == kind else {}
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
     if name != kind.name:
         rule = f"it says {str(name)[:40]!r} and must say {kind.name!r}"
         raise ValueError(f"{path} is a safetensors file of something else: {rule}")

@@ -118,10 +118,8 @@ def _first_sizes(example_inputs: Sequence[Any]) -> ShapesCollection:
     for tensor in tree_leaves(tuple(example_inputs)):
         if isinstance(tensor, Tensor) and tensor.dim():
             if tensor.shape[0] < 2:
-                raise ValueError(
-                    f"example_inputs has a tensor of shape {tuple(tensor.shape)} but must have 2 rows or more: torch"
-                    " takes a size of 0 or 1 for a constant"
-                )
+                rule = "must have 2 rows or more: torch takes a size of 0 or 1 for a constant"
+                raise ValueError(f"example_inputs has a tensor of shape {tuple(tensor.shape)} but {rule}")
             shapes[tensor] = {0: Dim.DYNAMIC}
     return shapes
 

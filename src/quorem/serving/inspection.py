@@ -95,11 +95,7 @@ def _model(path: Path, verify: bool) -> dict[str, Any]:
         "dtype": dtype_name(tables.dtype),
         "tables": [_table(tables, t) for t in range(len(tables.specs))],
         "pools": [
-            {
-                "name": name,
-                "rows": sum(each.rows for each in pool.extents),
-                "bytes_in_memory": _share(tables, pool.extents),
-            }
+            {"name": name, "rows": sum(e.rows for e in pool.extents), "bytes_in_memory": _share(tables, pool.extents)}
             for name, pool in tables.pools.items()
         ],
         "network_bytes": network,
@@ -143,6 +139,4 @@ def _share(tables: Tables, extents: Sequence[Extent]) -> int:
 
 
 def _size(path: Path) -> int:
-    if path.is_dir():
-        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-    return path.stat().st_size if path.exists() else 0
+    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())

@@ -15,10 +15,10 @@ import torch
 from ..data import criteo, shape
 from ..data.batches import Batch, ahead
 from ..data.folder import Progress
-from ..data.malformed import Malformed, ParsedRows
+from ..data.malformed import Malformed
 from ..data.source import LABEL, Source, open_source
 from ..data.text import TextFile
-from ..files.atomic import check_is_file, replacing
+from ..files.atomic import replacing
 from ..training.metrics import Evaluation, Metrics
 from .scorer import Scorer
 
@@ -73,9 +73,7 @@ def predict(
     >>> predict(Scorer(f"{folder}/run"), f"{folder}/rows.csv", f"{folder}/scores.csv").rows
     2
     """
-    source, began = Path(file), time.perf_counter()
-    check_is_file(source)
-    meta = scorer.encoding.meta
+    source, began, meta = Path(file), time.perf_counter(), scorer.encoding.meta
     opened = open_source(source, None, meta.columns.categorical[0], BLOCK_BYTES, meta.separator)
     if Path(out).exists() and os.path.samefile(source, out):
         raise ValueError(f"out ({out}) must be another file than the one that is scored")
@@ -85,7 +83,7 @@ def predict(
 
     def frames() -> Iterator[pl.DataFrame]:
         nonlocal counted
-        for numbers, batch, done in ahead(_encoded(scorer, _rows(scorer, opened, label, malformed))):
+        for numbers, batch, done in ahead(_encoded(scorer, opened, label, malformed)):
             logits = scorer.logits_of_rows(batch)
             if label is not None:
                 evaluation.update(logits, batch.labels)
@@ -110,19 +108,17 @@ def predict(
     return Predicted(counted, malformed.count, unseen, time.perf_counter() - began, metrics)
 
 
-def _rows(scorer: Scorer, source: Source, label: str | None, malformed: Malformed) -> Iterator[ParsedRows]:
+def _encoded(
+    scorer: Scorer, source: Source, label: str | None, malformed: Malformed
+) -> Iterator[tuple[Any, Batch, float]]:
+    """Line numbers, encoded rows and the fraction of the file that is done."""
     columns = replace(scorer.encoding.meta.columns, label=label)
     features = (*columns.dense, *columns.categorical)
     is_criteo = features == shape.COLUMN_NAMES[1:] and not set(features) <= set(source.schema)
     if is_criteo and isinstance(source.content, TextFile):
         source = criteo.criteo_source(source.content)
         columns = replace(columns, label="label" if label is not None else None)
-    return source.rows(columns, scorer.encoding.meta.transforms, malformed)
-
-
-def _encoded(scorer: Scorer, rows: Iterator[ParsedRows]) -> Iterator[tuple[Any, Batch, float]]:
-    """Line numbers, encoded rows and the fraction of the file that is done."""
-    for frame, numbers, done in ahead(rows):
+    for frame, numbers, done in ahead(source.rows(columns, scorer.encoding.meta.transforms, malformed)):
         batch = scorer.encoder.encode(frame)
         if LABEL in frame.columns:
             batch = replace(batch, labels=torch.from_numpy(frame[LABEL].to_numpy().copy()))

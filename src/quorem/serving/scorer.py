@@ -1,4 +1,4 @@
-"""A finished run as a model that scores raw rows."""
+"""A finished run as a model that scores raw rows; and ``quorem.load``, which loads it, or a saved file."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from ..checks import check_choice
 from ..data.batches import Batch
 from ..data.encoding import read_encoding
 from ..data.prepared import Prepared, tokens_of
+from ..files import saved_model
 from ..files.atomic import write
 from ..modules.lookup import Tables
 from ..training.metrics import Evaluation, Metrics
@@ -59,10 +60,8 @@ class Scorer:
                 raise FileNotFoundError(f"{self.path} has no {name}: {reason}")
         self.config = read_config(self.path / "run.json")
         self.encoding, self.texts = read_encoding(self.path / ENCODING, verify=verify)
-        if self.encoding.data != self.config.data:
-            raise ValueError(
-                f"{self.path / ENCODING} is of other data ({self.encoding.data}) than the run ({self.config.data})"
-            )
+        if (data := self.encoding.data) != self.config.data:
+            raise ValueError(f"{self.path / ENCODING} is of other data ({data}) than the run ({self.config.data})")
         model = read_model(self.path, self.config, len(self.encoding.meta.columns.dense), verify=verify)
         self.model: nn.Module = model.requires_grad_(False).eval()
         self._unknown = unknown
@@ -113,14 +112,45 @@ class Scorer:
             ValueError: if the data are not those of the run, or there is no such split.
         """
         if (identity := data_identity(prepared)) != self.config.data:
-            raise ValueError(
-                f"{prepared.path} ({identity}) must be the data that {self.path} was trained on ({self.config.data}):"
-                " other data number their tokens in another way"
-            )
-        evaluation = Evaluation()
-        for batch in prepared.split(split).batches(BATCH_ROWS):
-            evaluation.update(self.logits(batch), batch.labels)
+            rule = f"must be the data that {self.path} was trained on ({self.config.data})"
+            raise ValueError(f"{prepared.path} ({identity}) {rule}: other data number their tokens in another way")
+        rows, evaluation = prepared.split(split), Evaluation()
+        evaluation.update(self.logits_of_rows(rows), rows.labels)
         return evaluation.compute()
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    unknown: Literal["error", "missing"] = "error",
+    verify: bool = True,
+) -> nn.Module | Scorer:
+    """The module or network that ``save`` wrote; for the folder of a run, a ``Scorer`` that scores raw rows.
+
+    The parameters are views of the mapped file; memory is copied only where they are written to.
+
+    Args:
+        path: path of the file, or of the folder of a finished run.
+        unknown: for a run, how a token that is not in the vocabulary is treated if the data have no id for unknown
+            tokens: ``"error"``, or ``"missing"``, as a missing value.
+        verify: compare every tensor with its checksum, which reads the file once; False maps the file and reads
+            nothing.
+
+    Raises:
+        FileNotFoundError: if there is no such file, or the run is not finished.
+        ValueError: if a file is cut off, damaged, or of another kind or version.
+
+    >>> import quorem, tempfile
+    >>> path = tempfile.mkdtemp() + "/items.safetensors"
+    >>> quorem.save(quorem.EmbeddingBag(1000, 16, quorem.QR(4)), path)
+    >>> load(path).num_parameters
+    4064
+    """
+    if not Path(path).is_dir():
+        if unknown != "error":
+            raise ValueError(f"unknown ({unknown!r}) must be 'error' for a file: only a run has a vocabulary")
+        return saved_model.load(path, verify=verify)
+    return Scorer(path, unknown=unknown, verify=verify)
 
 
 def write_row_rules(path: str | os.PathLike[str], scorer: Scorer, *, jagged: bool) -> None:

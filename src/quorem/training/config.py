@@ -98,10 +98,9 @@ class RunConfig:
             raise ValueError("data ('') must name the data")
         if self.plan is not None:
             object.__setattr__(self, "plan", _checked_plan(self.plan))
-            default = type(self).__dataclass_fields__["scheme"].default
-            if self.scheme != default or self.threshold:
+            if self.scheme != QR() or self.threshold:
                 options = f"scheme ({self.scheme!r}) and threshold ({self.threshold})"
-                raise ValueError(f"{options} must be left at {default!r} and 0 where plan says how tables are stored")
+                raise ValueError(f"{options} must be left at {QR()!r} and 0 where plan says how tables are stored")
         models.check_network(self.network, self.preset, hidden=self.hidden, bottom=self.bottom)
         check_state_dtype(self.optimizer, getattr(torch, self.row_dtype), self.state_dtype)
         if self.lr is not None:

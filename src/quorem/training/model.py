@@ -39,21 +39,18 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
     if config.data != (name := data_identity(prepared)):
         raise ValueError(f"config.data ({config.data!r}) must be the identity of {prepared.path}, {name!r}")
     device = torch.device(device)
-    tables = tables_of_run(config, prepared)
-    tables = [_ranked(table, prepared) for table in tables]
+    tables = [_ranked(table, prepared) for table in tables_of_run(config, prepared)]
+    dtype = getattr(torch, config.row_dtype)
     with _seeding, torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tables that stay full are counted in the result
         torch.manual_seed(config.seed)
         # Prepared ids are in range and have checksums, so the lookup on a GPU need not check them.
-        embeddings = EmbeddingCollection(
-            tables, device=device, dtype=getattr(torch, config.row_dtype), on_invalid_id="trust"
-        )
-        num_dense = len(prepared.dense_names)
+        embeddings = EmbeddingCollection(tables, device=device, dtype=dtype, on_invalid_id="trust")
         torch.manual_seed((config.seed + NETWORK) % 2**64)
         return models.build(
             config.network,
             embeddings,
-            num_dense=num_dense,
+            num_dense=len(prepared.dense_names),
             preset=config.preset,
             hidden=config.hidden,
             bottom=config.bottom,
@@ -87,14 +84,13 @@ def _ranked(table: Table, prepared: Prepared) -> Table:
 
 def scheme_of(method: str, num_collisions: int = 4, *, hidden: int = 64, force: bool = True) -> Scheme:
     """The scheme behind a name in the paper's figures and table; ``hidden`` is the width of ``"path"``'s networks."""
-    if method not in PAPER_METHODS:
-        raise ValueError(f"method ({method!r}) must be one of {', '.join(map(repr, PAPER_METHODS))}")
-    others = {
-        "full": Full(),
-        "hash": Hash(num_collisions, force=force),
-        "path": Path(num_collisions, hidden=(hidden,), force=force),
-    }
-    return others.get(method) or QR(num_collisions, operation=cast(Operation, method), force=force)
+    if method == "full":
+        return Full()
+    if method == "hash":
+        return Hash(num_collisions, force=force)
+    if method == "path":
+        return Path(num_collisions, hidden=(hidden,), force=force)
+    return QR(num_collisions, operation=cast(Operation, method), force=force)
 
 
 def tables_of(

@@ -166,10 +166,8 @@ def saved_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def load_checkpoint(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     """The progress and the tensors in a checkpoint; raises ValueError if it is cut off, damaged, or none."""
     file = TensorFile(path, CHECKPOINT_KIND)
-    try:
+    with files.naming_damage(path):
         progress = build(Progress, file.description)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
     return progress, {name: tensor.clone() for name, tensor in file.tensors.items()}
 
 
@@ -224,10 +222,8 @@ def read_result(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> RunConfig:
     """Read a ``run.json``; raises ValueError if it is damaged."""
     text = files.read(path)
-    try:
+    with files.naming_damage(path):
         return RunConfig.from_json(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def difference(saved: RunConfig, wanted: RunConfig) -> str:

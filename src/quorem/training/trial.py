@@ -28,7 +28,6 @@ from .processes import average_gradients_, num_processes, share_of
 WARM_UP = 3  # steps before a graph is captured, in which kernels are compiled and memory is allocated
 STEPS_PER_GRAPH = 10  # steps per graph, so that filling its buffers and launching it costs little per step
 
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 capturing = threading.Lock()  # while a graph is captured, no other run may capture, warm up or draw random numbers
 
 
@@ -220,7 +219,7 @@ class CapturedSteps:
             self.direct_steps -= 1
 
 
-def compiled_loss(model: nn.Module) -> Loss | None:
+def compiled_loss(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The compiled mean log loss of dense features, vectors and labels; None if the model has no such ``logits``."""
     if not (callable(getattr(model, "logits", None)) and hasattr(model, "embeddings")):
         return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...modules.collection import EmbeddingCollection
 from ...paper.operations import OPERATIONS
 from ...paper.partitions import Partition
+from .providers import EPS, LR
 
 
 class TableBatched(nn.Module):
@@ -21,9 +22,7 @@ class TableBatched(nn.Module):
     with one number of state for each row, and checks no ids.
     """
 
-    def __init__(
-        self, source: EmbeddingCollection, setting: Literal["default", "fastest"], lr: float, eps: float
-    ) -> None:
+    def __init__(self, source: EmbeddingCollection, setting: Literal["default", "fastest"]) -> None:
         super().__init__()
         optimizer, bounds = EmbOptimType.EXACT_ADAGRAD, BoundsCheckMode.WARNING
         if setting == "fastest":
@@ -40,8 +39,8 @@ class TableBatched(nn.Module):
         self.lookup = SplitTableBatchedEmbeddingBagsCodegen(
             [(*tables[f][k].shape, *place) for f, k in stored],
             optimizer=optimizer,
-            learning_rate=lr,
-            eps=eps,
+            learning_rate=LR,
+            eps=EPS,
             pooling_mode=PoolingMode.SUM,
             bounds_check_mode=bounds,
             device=device,

@@ -51,13 +51,9 @@ class PerTable(nn.Module):
         super().__init__()
         self.specs = source.specs
         self.offsets = torch.empty(0, dtype=torch.int64)
-        self.bags = nn.ModuleList(
-            nn.ModuleList(
-                nn.EmbeddingBag(len(table), table.shape[1], mode="sum", sparse=True, _weight=table.detach())
-                for table in source.tables(f)
-            )
-            for f in range(len(self.specs))
-        )
+        bag_of = partial(nn.EmbeddingBag.from_pretrained, freeze=False, mode="sum", sparse=True)
+        tables = map(source.tables, range(len(self.specs)))
+        self.bags = nn.ModuleList(nn.ModuleList(bag_of(table.detach()) for table in each) for each in tables)
 
     def forward(self, ids: Tensor) -> Tensor:
         if len(self.offsets) != len(ids):
@@ -88,7 +84,7 @@ def fbgemm(source: EmbeddingCollection, mode: str, *, setting: Literal["default"
         from . import fbgemm as peer
     except (ImportError, OSError, RuntimeError) as error:  # a build for another torch may fail in several ways
         raise Skipped(f"fbgemm_gpu cannot be imported: {str(error).splitlines()[0]}") from error
-    module = peer.TableBatched(source, setting, LR, EPS)
+    module = peer.TableBatched(source, setting)
     words = f"FBGEMM {'row-wise' if setting == 'fastest' else 'exact'} Adagrad" if mode == "step" else ""
     return Contender(module, captures_step=True, optimizer=words, setting=setting, order=module.order)
 

@@ -80,11 +80,8 @@ def tables(rows: Sequence[Row], value: str = "time") -> str:
     made = {"torch": first.torch, "Triton": first.triton, "Numba": first.numba, "FBGEMM": first.fbgemm}
     versions = ", ".join(f"{name} {version}" for name, version in made.items() if version)
     runs = " and ".join(dict.fromkeys(f"commit {row.commit}, {row.date[:10]}" for row in rows))
-    text = [
-        f"{first.device}; {versions}.",
-        f"Measured at {runs}.",
-        f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {VALUES[value]}.",
-    ]
+    text = [f"{first.device}; {versions}.", f"Measured at {runs}."]
+    text.append(f"Copy bandwidth {_short(first.copy_gbps)} GB/s. Cells: {VALUES[value]}.")
     for mode, dim, ids in dict.fromkeys((row.mode, row.dim, row.ids) for row in rows):
         measured = [row for row in rows if (row.mode, row.dim, row.ids) == (mode, dim, ids)]
         batches = sorted({row.batch for row in measured})

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
@@ -67,10 +66,9 @@ OTHERS = (
 def styles(names: Iterable[str]) -> dict[str, Style]:
     """A style for each name: the paper's operations come first and have fixed styles; others use the rest in turn."""
     wanted = dict.fromkeys(names)
-    names = [name for name in FIXED if name in wanted] + [name for name in wanted if name not in FIXED]
-    free = [*OTHERS, *(style for name, style in FIXED.items() if name not in names)]
-    others = [name for name in names if name not in FIXED]
-    return {name: FIXED[name] if name in FIXED else free[others.index(name) % len(free)] for name in names}
+    fixed = {name: style for name, style in FIXED.items() if name in wanted}
+    free = cycle([*OTHERS, *(style for name, style in FIXED.items() if name not in wanted)])
+    return fixed | {name: next(free) for name in wanted if name not in FIXED}
 
 
 def draw(figure: Figure, out_stem: Path) -> None:
@@ -118,9 +116,7 @@ def figure_svgs(figure: Figure, looks: Mapping[str, Style], *, whole: bool = Fal
 
 def _canvas(num_panels: int) -> Canvas:
     size = (PANEL[0] * num_panels, PANEL[1] + 0.5 * (num_panels > 1))
-    canvas = Canvas(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
-    FigureCanvasAgg(canvas)
-    return canvas
+    return Canvas(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
 
 
 def _fill(plot: Any, axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> dict[str, Any]:
@@ -130,15 +126,14 @@ def _fill(plot: Any, axes: Axes, panel: Panel, looks: Mapping[str, Style]) -> di
     for line in panel.lines:
         handle = _draw(plot, panel, line, looks[line.series], numbers[line.series], axes is not TRADEOFF)
         handles.setdefault(line.series, handle)
-    plot.set(xscale="log" if axes.x_log else "linear", xlim=panel.x_range)
+    plot.set(xscale="log" if axes.x_log else "linear", xlim=panel.x_range, yscale="log" if axes.y_log else "linear")
+    plot.set_ylim(panel.end or ((0, None) if axes.y == "parameters" and not axes.y_log else None))
     unit, marks = "B" if axes.x == "embedding_bytes" else "", panel.marks if axes.x == "x" else []
     _ticks(plot.xaxis, unit=unit, marks=marks, log=axes.x_log)
     if axes.y == "parameters" or axes.y_log:
-        plot.set(**{"yscale": "log"} if axes.y_log else {"ylim": (0, None)})
         _ticks(plot.yaxis, log=axes.y_log)
     else:
         plot.ticklabel_format(axis="y", useOffset=False)
-        plot.set_ylim(panel.end)
     plot.set_xlabel(_plain(axes.x_label), color=TEXT)
     plot.set_ylabel(_plain(axes.y_label), color=TEXT)
     plot.tick_params(colors=TEXT, labelsize=8.5)

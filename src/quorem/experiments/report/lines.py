@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple
 from ..figures import Axes, Figure, Result, grouped
 from ..words import NETWORK_NAMES, or_nan
 
-Kind = Literal["points", "curve", "level"]
-
 
 class Place(NamedTuple):
     """A point of the figure, or of its curve, with its coordinates; the deviation is zero if there is none."""
@@ -25,7 +23,7 @@ class Line:
     """One line: the ``points`` of a series, the ``curve`` of one point, or a horizontal ``level``, whose x is no x."""
 
     series: str
-    kind: Kind
+    kind: Literal["points", "curve", "level"]
     places: Sequence[Place]
 
     @property
@@ -115,8 +113,8 @@ def _y(axes: Axes, point: Result) -> tuple[float | None, float | None]:
 
 def span(lines: Iterable[Line], *, log: bool) -> tuple[float, float]:
     """The least and greatest x with a margin; on a logarithmic axis only positive ones count."""
-    every = [x for line in lines if line.kind != "level" for x in line.x if x > 0 or not log]
-    low, high = (min(every), max(every)) if every else (1.0, 1.0)
+    every = [x for line in lines if line.kind != "level" for x in line.x if x > 0 or not log] or [1.0]
+    low, high = min(every), max(every)
     if log:
         room = (high / low) ** 0.04 if high > low else 2.0
         return low / room, high * room

@@ -15,18 +15,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ...files.atomic import write
 from ...planner.budget import show_bytes
 from .. import words
-from ..figures import Figure, Made, Result, grouped
+from ..figures import Figure, Result, grouped
 from ..paper_figures import TABLE_1_LOSSES
 from .charts import DARK, TRADEOFF, Style, figure_svgs, styles, variable
 from .lines import by_network, coinciding, panels
-from .tradeoff import Win, distinct, is_clear, is_full, winners
+from .tradeoff import distinct, is_clear, is_full, winners
 
 PAPER_ROWS = "The paper trained on one epoch of 39.3 million rows."
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-TEXT_COLUMNS = (  # others have numbers
-    *("figure", "data", "network", "series", "optimizer"),
-    *("hidden layer", "size of the tables", "best", "next best", "beyond the deviations?"),
-)
 
 
 def page(figures: Sequence[Figure], out: Path) -> None:
@@ -42,24 +37,25 @@ def html(figures: Sequence[Figure]) -> str:
     rows = [
         _point(figure, name, point) for name, members in groups.items() for figure in members for point in figure.points
     ]
-    varies = {"data": len(groups) > 1, "rows": len({row["texts"]["rows"] for row in rows}) > 1}
+    varies = {"data": len(groups) > 1, "rows": len({row["cells"]["rows"] for row in rows}) > 1}
     varies["x"] = any(row["point"].x is not None for row in rows)
-    columns = [name for name in rows[0]["texts"] if varies.get(name, True)] if rows else []
+    columns = [name for name in rows[0]["cells"] if varies.get(name, True)] if rows else []
     for row in rows:
-        row["sort_keys"] = json.dumps([row["keys"][name] for name in columns])
+        keys = [row["cells"][name][1] for name in columns]
+        finite = [None if isinstance(key, float) and not math.isfinite(key) else key for key in keys]
+        row["sort_keys"] = json.dumps(finite)
     files = PackageLoader(__package__, "static")
     templates = Environment(
         loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.globals |= {"looks": looks, "words": words, "variable": variable, "text_columns": TEXT_COLUMNS}
-    templates.globals["columns"] = columns
+    templates.globals |= {"looks": looks, "words": words, "variable": variable, "columns": columns}
+    templates.globals |= {"is_clear": is_clear, "show_bytes": show_bytes}
+    templates.filters["short_name"] = _short_name
     return templates.get_template("page.html").render(
-        policy=POLICY,
         dark={**DARK, **{look.light: look.dark for look in looks.values()}},
-        summary=_summary(figures, groups),
         sections=[_section(k, name, members, looks) for k, (name, members) in enumerate(groups.items())],
         rows=rows,
-        makers=_makers(figures),
+        makers=grouped(figures, lambda figure: repr(figure.made)).values(),
     )
 
 
@@ -69,10 +65,8 @@ def sections(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
     A heading names the conditions if a dataset has several, and a part of the identity if datasets have equal names.
     """
     first = {f.made.data.identity: _trained_on([f]) for f in reversed(figures) if f.points}
-    groups = grouped(
-        figures,  # one without points joins the first others of its data
-        lambda f: (f.made.data.identity, _trained_on([f]) or first.get(f.made.data.identity, "")),
-    )
+    # A figure without points joins the first others of its data.
+    groups = grouped(figures, lambda f: (f.made.data.identity, _trained_on([f]) or first.get(f.made.data.identity, "")))
     identities = [identity for identity, _ in groups]
     names = {f.made.data.identity: f.made.data.name for f in figures}
     headings = {}
@@ -102,7 +96,7 @@ def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[s
     tradeoff = None
     if len(points) > 1 and len({c for figure in figures for c in figure.conditions()}) == 1:
         drawn = figure_svgs(Figure(axes=TRADEOFF, made=figures[0].made, points=points), looks)
-        wins = {network: list(map(_win, winners(members))) for network, members in by_network(points).items()}
+        wins = {network: winners(members) for network, members in by_network(points).items()}
         tradeoff = {"id": f"d{number}t", "points": points, "drawn": drawn, "winners": wins}
     return {
         "id": f"d{number}",
@@ -110,22 +104,6 @@ def _section(number: int, name: str, figures: Sequence[Figure], looks: Mapping[s
         "about": "; ".join(facts),
         "tradeoff": tradeoff,
         "figures": [_figure(f"d{number}f{k}", figure, looks) for k, figure in enumerate(figures)],
-    }
-
-
-def _win(win: Win) -> dict[str, Any]:
-    low, high = show_bytes(win.low), show_bytes(win.high)
-    verdict, difference = "no other method", None
-    if win.second is not None:
-        verdict = {True: "yes", False: "no, a tie", None: "not known: one trial"}[is_clear(win.best, win.second)]
-        difference = win.second.loss - win.best.loss
-    return {
-        "sizes": low if low == high else f"{low} to {high}",
-        "share": f"1/{2**-win.power:,}" if win.power < 0 else f"{2**win.power:,}x" if win.power > 0 else "full",
-        "best": win.best,
-        "second": win.second,
-        "difference": difference,
-        "verdict": verdict,
     }
 
 
@@ -199,34 +177,21 @@ def _notes(figure: Figure) -> list[str]:
 
 
 def _hidden_layers(figure: Figure) -> dict[str, Any]:
-    """Table 1: for each network a row each for parameters, our test loss and the paper's; the best is bold."""
+    """Table 1: for each network its points by width, the best of them, and the paper's losses by width."""
     widths = sorted({point.x for point in figure.points if point.x is not None})
-    rows: list[tuple[str, str, list[tuple[str, bool]]]] = []
+    rows = []
     for network, members in by_network(figure.points).items():
         points = {point.x: point for point in members}
-        name, results = words.network(network), [points.get(width) for width in widths]
-        trained = [p for p in results if p and math.isfinite(p.loss)]
-        best = min(trained, key=lambda p: p.loss, default=None)
-        rows.append((name, "parameters", [(f"{p.parameters:,}" if p else words.NONE, False) for p in results]))
-        losses = [
-            (words.NONE, False)
-            if p is None or best is None
-            else (words.mean_text(p.test_mean, p.test_sd, p.trials), p is best or is_clear(p, best) is False)
-            for p in results
-        ]
-        rows.append((name, "test log loss", losses))
-        if printed := TABLE_1_LOSSES.get(network, {}):
-            least = min(printed.values())
-            of_paper = [printed.get(int(width)) for width in widths]
-            rows.append((name, "test log loss, paper", [(words.loss(loss), loss == least) for loss in of_paper]))
-    return {"columns": ["network", "hidden layer", *(f"{width:,.6g}" for width in widths)], "rows": rows}
+        best = min((p for p in members if math.isfinite(p.loss)), key=lambda p: p.loss, default=None)
+        rows.append((network, [points.get(width) for width in widths], best, TABLE_1_LOSSES.get(network, {})))
+    return {"widths": widths, "rows": rows}
 
 
 def _point(figure: Figure, data: str, point: Result) -> dict[str, Any]:
     """A point in the table of all points: by column, what to show and what to sort by."""
     name = ", ".join(point.runs) if figure.axes.name == "runs" else _short_name(figure)
     rows, seconds = figure.conditions_of(point).rows, point.seconds or None
-    values: dict[str, tuple[str, str | float | None]] = {
+    cells: dict[str, tuple[str, str | float | None]] = {
         "figure": (name, name),
         "data": (data, data),
         "rows": (f"{rows:,}", rows),
@@ -241,45 +206,4 @@ def _point(figure: Figure, data: str, point: Result) -> dict[str, Any]:
         "optimizer": (words.optimizer(point.optimizer) or words.NONE, point.optimizer),
         "trials": (str(point.trials), point.trials),
     }
-    threshold = point.config.get("threshold")
-    failed = f", {point.failed} failed" if point.failed else ""
-    keys = {name: key for name, (_, key) in values.items()}
-    return {
-        "point": point,
-        "texts": {name: text for name, (text, _) in values.items()},
-        "keys": {n: None if isinstance(key, float) and not math.isfinite(key) else key for n, key in keys.items()},
-        "missing": f"{point.missing} missing{failed}" if point.missing else "",
-        "more": (f"threshold {threshold:,} · " if isinstance(threshold, int) else "")
-        + f"validation log loss {words.loss(point.validation_mean)}",
-        "config": json.dumps(point.config, indent=1, sort_keys=True),
-    }
-
-
-def _summary(figures: Sequence[Figure], groups: Mapping[str, Sequence[Figure]]) -> str:
-    points = [point for figure in figures for point in figure.points]
-    if not points:
-        return "No point of any figure is trained yet."
-    missing = sum(p.missing for p in points)
-    text = f"{len(figures)} figures" if len(figures) != 1 else "One figure"
-    text += f", {len(points):,} point{'s' * (len(points) != 1)}"
-    text += f", {missing} trial{'s' * (missing != 1)} missing" if missing else ""
-    return f"{text}; {', '.join(groups)}."
-
-
-def _makers(figures: Sequence[Figure]) -> list[tuple[str, Made, dict[str, str]]]:
-    """How each figure was made; figures that were made in the same way share an entry."""
-    makers = []
-    for members in grouped(figures, lambda figure: repr(figure.made)).values():
-        made = members[0].made
-        facts = {
-            "date": made.date,
-            "data": f"{made.data.name}: {words.data(made.data)}",
-            "trials": str(made.trials),
-            "optimizers": ", ".join(made.optimizers),
-            "device": made.device,
-            "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
-            "commit": made.commit or "",
-        }
-        names = ", ".join(dict.fromkeys(map(_short_name, members)))
-        makers.append((names, made, {name: text for name, text in facts.items() if text}))
-    return makers
+    return {"point": point, "cells": cells, "config": json.dumps(point.config, indent=1, sort_keys=True)}

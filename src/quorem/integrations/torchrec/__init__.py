@@ -16,10 +16,4 @@ except ModuleNotFoundError as error:
 from .collections import EmbeddingBagCollection, EmbeddingCollection, constraints
 from .state import copy_state_, to_collection
 
-__all__ = [
-    "EmbeddingBagCollection",
-    "EmbeddingCollection",
-    "constraints",
-    "to_collection",
-    "copy_state_",
-]
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "constraints", "to_collection", "copy_state_"]

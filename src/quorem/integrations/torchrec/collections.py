@@ -53,10 +53,8 @@ class Collection(nn.Module):
         self.rows = RowNumbers(template, check_int("num_shards", num_shards))
         for part in (part for parts in self.rows.parts_read for part in parts):
             if part.width % 4:
-                raise ValueError(
-                    f"width ({part.width}) of {part.name} must be a multiple of 4 for FBGEMM: for a plan, give"
-                    " row_multiple=4"
-                )
+                rule = "must be a multiple of 4 for FBGEMM: for a plan, give row_multiple=4"
+                raise ValueError(f"width ({part.width}) of {part.name} {rule}")
         data_type = DATA_TYPES[dtype or torch.float32]
         self.vectors = nn.ModuleList()
         for group in self.rows.groups:
