@@ -46,7 +46,7 @@ def score(module: Tables, queries: Tensor, ids: Tensor | None) -> Tensor:
         return scores.to(queries.dtype).view(*queries.shape[:-1], *ids.shape)
     partial = partial_scores(module, flat)
     if partial is not None and composed_are_digits(module) and not spec.num_own:
-        scores, *others = (each.T for each in scores_by_partition(module, partial)[1])
+        scores, *others = (each.T for each in by_partition(module, partial)[1])
         for each in others:  # an id is its digits: no row has to be looked up
             scores = (each[:, :, None] + scores[:, None, :]).flatten(1)
         scores = scores[:, : spec.num_embeddings]
@@ -92,7 +92,7 @@ def summed_rows(module: Tables, ids: Tensor, *, of_padding: bool = False) -> lis
     return [(s, rows[:, s, k]) for s in range(rows.shape[1]) for k in range(rows.shape[2])]
 
 
-def scores_by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[Tensor]]:
+def by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The partial scores of rows that ids have of their own, ``[rows, B]``, and of the rows of each partition."""
     spec = module.specs[0]
     own, extents = module.extents[0][: spec.num_own > 0], module.extents[0][spec.num_own > 0 :]
@@ -194,7 +194,7 @@ def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor) -> tuple[Te
     spec, ranks, pad = module.specs[0], module.ranks_of[0], module.padding[0]
     wanted = k + excluded.shape[1] + (pad is not None)
     partial, composed = partial_scores(module, queries), None
-    own, tables = (queries, []) if partial is None else scores_by_partition(module, partial)
+    own, tables = (queries, []) if partial is None else by_partition(module, partial)
     if partial is not None and spec.num_composed:
         composed = _best_composed(module, tables, min(wanted, spec.num_composed))
     if partial is None or (spec.num_composed and composed is None):
