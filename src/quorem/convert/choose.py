@@ -10,7 +10,7 @@ from ..modules.lookup import Tables
 from ..ops.declare import word_bytes
 from ..ops.layout import Layout
 from ..paper.schemes import Full, Scheme
-from ..planner import Module, Plan, module_of, plan_modules
+from ..planner import Module, Plan, plan_modules
 from ..planner.budget import parse_bytes
 from ..planner.footprint import StateBytes
 from .groups import ChosenScheme, WeightGroup
@@ -83,7 +83,7 @@ def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) 
         return {}
     modules: dict[Any, Module] = {}
     for group in replaceable:
-        module = module_of(group.name, group.first, copies=len(group.members))
+        module = Module.of(group.name, group.first, copies=len(group.members))
         if counted.sparse:
             module = replace(module, sparse=True)
         if not counted.lags:  # SparseAdam, which does not train matrices

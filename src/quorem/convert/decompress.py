@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from ..modules.bag import EmbeddingBag
 from ..modules.embedding import Embedding
-from ..modules.holders import check_not_wrapped, optimizers_of, unwrapped
+from ..modules.holders import check_not_wrapped, exchange_, optimizers_of, unwrapped
 from ..modules.lookup import Tables
 from ..modules.tied import TiedLinear
 from ..paper.schemes import Full
 from .choose import size_of
-from .follow import exchange_, has_state
+from .follow import has_state
 from .groups import check_model, torchrec_tools
 from .report import Entry, Report
 from .swap import declare_again_, keep_, swap_

@@ -4,7 +4,8 @@ The gradient of a row is the sum of the gradients of the ids that read it, times
 multiplied. So the new average of gradients is the sum of the ids' averages times the factors, and the new average or
 sum of squares is the sum of theirs times the squares of the factors. This is exact if no two ids of a row were in one
 batch, and the fit of the table is exact. The gradient of a narrow row is that of the vector times the matrix; its
-squares take the squares of the matrix, as if the columns of a gradient were independent.
+squares take the squares of the matrix, as if the columns of a gradient were independent. So the backward pass of a
+lookup converts averages, and that of a lookup of squared rows converts squares.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer as TorchOptimizer
 
 from ..modules.embedding import Embedding
-from ..modules.holders import held_by, unwrapped
-from ..ops.layout import MULT, OPERATION
+from ..modules.holders import exchange_, held_by, unwrapped
+from ..ops.declare import call
 from ..ops.rounding import converted_state as state_in
-from ..ops.rows import lookup_reads
+from ..ops.rows import IdBatch
 from ..ops.state import NARROW
 from ..optim import RowOptimizer, RowWiseAdagrad
 from ..optimizer_names import Optimizer
@@ -75,31 +76,6 @@ def has_state(optimizer: TorchOptimizer, p: Tensor) -> bool:
     return any(name in (*SQUARES, *FIRST) and value is not None and bool(value.any()) for name, value in values)
 
 
-def exchange_(optimizer: TorchOptimizer, targets: Mapping[Tensor, list[Tensor]]) -> dict[Tensor, dict[str, Any]]:
-    """Replace parameters in an optimizer by others, in place; returns the state of those that were replaced."""
-    states: dict[Tensor, dict[str, Any]] = {}
-    by_row = optimizer if isinstance(optimizer, RowOptimizer) else None
-    if by_row is not None:
-        by_row.flush()
-    placed = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for group in optimizer.param_groups:
-        kept: list[Tensor] = []
-        for p in group["params"]:
-            if p not in targets:
-                kept.append(p)
-                continue
-            states[p] = optimizer.state.pop(p, {})
-            if by_row is not None:
-                by_row._row_rules.pop(p, None)
-            kept += [new for new in targets[p] if id(new) not in placed]
-            placed |= set(map(id, targets[p]))
-        group["params"][:] = kept  # in place: LBFGS, for one, keeps the list
-    if type(optimizer) is torch.optim.Adagrad:  # it makes its state in the constructor
-        for new in {id(new): new for p in states for new in targets[p]}.values():
-            optimizer.state[new] = type(optimizer)([new], **optimizer.defaults).state[new]
-    return states
-
-
 def follow_(optimizer: TorchOptimizer, new: Mapping[Tensor, Embedding]) -> list[str]:
     """Replace the old parameters in an optimizer by the new ones, with their state; returns what was done."""
     states = exchange_(optimizer, {old: list(module.parameters()) for old, module in new.items()})
@@ -128,18 +104,11 @@ def converted_state(name: str, value: Any, weight: Tensor, module: Embedding, st
         value = value[:, None].expand(weight.shape)
     power = 2 if name in SQUARES else 1
     start = start if name == "sum" else 0
-    stored, layout, matrix = module.stored.detach(), module.layout, module.projection()
-    total = torch.full(stored.shape, start, dtype=torch.float32, device=stored.device)
-    multiplied = (layout.slots[:, OPERATION] == MULT)[None, :, None, None]
-    for ids in torch.arange(len(weight), device=stored.device).split(max(1, BLOCK_NUMBERS // weight.shape[1])):
-        reads = lookup_reads(ids[:, None], layout)
-        used = reads.valid[..., None] & reads.used  # [N, S, K]
-        factors = torch.where(used[..., None] & multiplied, stored[reads.rows.clamp(min=0)].float(), 1)
+    factors, matrix = module.stored.detach().float().pow(power), module.projection()
+    total = torch.full_like(factors, start)
+    for ids in torch.arange(len(weight), device=total.device).split(max(1, BLOCK_NUMBERS // weight.shape[1])):
         values = value[ids].float() - start
         values = values if matrix is None else values @ matrix.detach().float().pow(power).T
-        values = values.view(len(ids), reads.rows.shape[1], 1, -1)
-        for k in range(reads.rows.shape[2]):
-            others = factors[:, :, [j for j in range(reads.rows.shape[2]) if j != k]].prod(2).pow(power)
-            is_read = used[:, :, k]
-            total.index_add_(0, reads.rows[:, :, k][is_read], (values[:, :, 0] * others)[is_read])
+        values = values.view(len(ids), -1, module.width)
+        total.index_add_(0, *call("row_grads", values, IdBatch(ids[:, None]), factors, module.layout))
     return total.to(value.dtype)

@@ -82,7 +82,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     >>> bool((load(path).to_dense() == table.to_dense()).all())
     True
     """
-    tables = tables_in(model)
+    tables = savable_tables(model)
     maps: dict[str, Tensor] = {}
     options = ("sparse", "on_invalid_id", "mode", "include_last_offset", "bits")
     description = {
@@ -107,7 +107,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
         return _model(saved, state)
 
 
-def tables_in(model: nn.Module) -> Tables:
+def savable_tables(model: nn.Module) -> Tables:
     """The tables of a model whose class ``save`` accepts; raises TypeError for others."""
     tables = model.embeddings if type(model) in NETWORKS.values() else model
     if type(tables) not in (Embedding, EmbeddingBag, EmbeddingCollection):

@@ -88,8 +88,7 @@ def fit_(
         order = sorted(range(len(tables)), key=lambda j: -len(tables[j]))
         target = replace(target, partitions=tuple(target.partitions[j] for j in order))
         best = best_sum if spec.operation == "add" else best_product
-        for columns in _chunks(target):
-            part = _columns(target, columns)
+        for columns, part in _chunks(target):
             largest, *small = (tables[j][:, columns] for j in order)
             scale = part.scale if spec.operation == "add" else torch.ones_like(part.scale)
             for table, values in zip(small, best(part), strict=True):
@@ -117,8 +116,7 @@ def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: 
 def _fit_means_(target: Target, table: Tensor, partition: AnyPartition) -> None:
     """Fit one table by itself: its rows are means over the buckets of its partition."""
     target = replace(target, partitions=(partition,))
-    for columns in _chunks(target):
-        part = _columns(target, columns)
+    for columns, part in _chunks(target):
         table[:, columns] = (part.best_rows([], "add") * part.scale).to(table.dtype)
 
 
@@ -138,14 +136,15 @@ def _columns(target: Target, some: slice) -> Target:
     return replace(target, dense=target.dense[:, some], scale=target.scale[some])
 
 
-def _chunks(target: Target) -> Iterator[slice]:
-    """Ranges of columns to fit one after another, so that the tables in float64 stay within the memory limit."""
+def _chunks(target: Target) -> Iterator[tuple[slice, Target]]:
+    """Columns to fit one after another, so that the tables in float64 stay within the memory limit."""
     n, d = target.dense.shape
     memory = max(MEMORY, n * d * target.dense.element_size() // 4)
     largest, *small = target.sizes
     width = min(d, max(1, memory // (8 * (3 * largest + COPIES * sum(small)))))
     for start in range(0, d, width):
-        yield slice(start, min(start + width, d))
+        columns = slice(start, start + width)
+        yield columns, _columns(target, columns)
 
 
 def fit_matrix_(matrix: Tensor, dense: Tensor, weights: Tensor | None, padding: int | None) -> Tensor:

@@ -41,15 +41,16 @@ def best_sum(target: Target) -> list[Tensor]:
 
 def _conjugate_gradients(target: Target, gradient: Tensor, curvature: Tensor, goal: float) -> Tensor:
     """The step ``[P, D]`` over all small tables after which the gradient is zero; columns are independent."""
+    # The gradient of fitting zeros is minus the normal matrix times the tables.
+    zeros = replace(target, dense=target.dense.new_zeros(()).expand_as(target.dense))
     step, rest = torch.zeros_like(gradient), gradient.clone()
     direction = _scaled(rest, curvature)
     size = (direction * rest).sum(0)
     for _ in range(max(MAX_PASSES, 2 * len(gradient)) if gradient.numel() <= FEW_UNKNOWNS else MAX_PASSES):
         if (size <= goal).all():
             break
-        # The gradient of fitting zeros is minus the normal matrix times the tables.
         small = direction.split(target.sizes[1:])
-        product = -torch.cat(target.error_terms(small, "add", range(len(small)), of_zeros=True)[1])
+        product = -torch.cat(zeros.error_terms(small, "add", range(len(small)))[1])
         slope = (direction * product).sum(0)
         length = torch.where((slope > 0) & (size > goal), size / slope, 0)
         step.addcmul_(direction, length)

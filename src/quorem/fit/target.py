@@ -27,12 +27,13 @@ class Block(NamedTuple):
         """Add ``values``, of a shape that expands to ``[N, D]``, times the weights to their rows of table ``j``."""
         table.index_add_(0, self.buckets[j], (values * self.weights).expand(len(self.rows), -1))
 
-    def split(self, small: Sequence[Tensor], operation: str, of_zeros: bool) -> tuple[Tensor, Tensor]:
+    def split(self, small: Sequence[Tensor], operation: str) -> tuple[Tensor, Tensor]:
         """What the largest table has to fit, given the small ones, and the factors that its rows are multiplied by."""
-        rows = self.rows.new_zeros(1, 1) if of_zeros else self.rows
         others = [F.embedding(bucket, table) for table, bucket in zip(small, self.buckets[1:], strict=True)]
-        one = rows.new_ones(1, 1)
-        return (rows, reduce(torch.mul, others, one)) if operation == "mult" else (reduce(torch.sub, others, rows), one)
+        one = self.rows.new_ones(1, 1)
+        if operation == "mult":
+            return self.rows, reduce(torch.mul, others, one)
+        return reduce(torch.sub, others, self.rows), one
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,38 +82,38 @@ class Target:
             number = ids if self.mixing is None else self.mixing(ids)
             yield Block(rows, weights[:, None], [part(number) for part in self.partitions])
 
-    def best_rows(self, small: Sequence[Tensor], operation: str, *, of_zeros: bool = False) -> Tensor:
+    def best_rows(self, small: Sequence[Tensor], operation: str) -> Tensor:
         """The best rows ``[size, D]`` of the largest table for given small ones: weighted means over its buckets.
 
-        ``operation`` is ``"add"`` or ``"mult"``; ``of_zeros`` fits zeros instead of the trained rows.
+        ``operation`` is ``"add"`` or ``"mult"``.
         """
         sums = self.scale.new_zeros(self.sizes[0], len(self.scale))
         weights = torch.zeros_like(sums if operation == "mult" else sums[:, :1])
         for block in self.blocks():
-            rest, factor = block.split(small, operation, of_zeros)
+            rest, factor = block.split(small, operation)
             block.sum_into_(sums, 0, rest * factor)
             block.sum_into_(weights, 0, factor * factor)
         return torch.where(weights > 0, sums / weights, 0)
 
     def error_terms(
-        self, small: Sequence[Tensor], operation: str, wanted: Sequence[int], *, of_zeros: bool = False
+        self, small: Sequence[Tensor], operation: str, wanted: Sequence[int]
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The squared error ``[D]`` with the best rows of the largest table, and derivatives by ``wanted`` tables.
 
         These are, for each wanted table, minus the gradient of half the error, and its second derivatives.
         """
-        largest, error = self.best_rows(small, operation, of_zeros=of_zeros), torch.zeros_like(self.scale)
+        largest, error = self.best_rows(small, operation), torch.zeros_like(self.scale)
         gradients = [torch.zeros_like(small[j]) for j in wanted]
         curvatures = [torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]) for j in wanted]
         for block in self.blocks():
-            rest, factor = block.split(small, operation, of_zeros)
+            rest, factor = block.split(small, operation)
             row = F.embedding(block.buckets[0], largest)
             rest = rest - row * factor
             error.add_((rest * rest * block.weights).sum(0))
             for j, gradient, curvature in zip(wanted, gradients, curvatures, strict=True):
                 slope = row.new_ones(1, 1)
                 if operation == "mult":  # the product of an id's rows of all other tables
-                    slope = block.split([*small[:j], torch.ones_like(small[j]), *small[j + 1 :]], "mult", True)[1] * row
+                    slope = block.split([*small[:j], torch.ones_like(small[j]), *small[j + 1 :]], "mult")[1] * row
                 block.sum_into_(gradient, 1 + j, rest * slope)
                 block.sum_into_(curvature, 1 + j, slope * slope)
         return error, gradients, curvatures

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Network(nn.Module):
@@ -167,8 +165,7 @@ class DLRM(Network):
     torch.Size([2])
     """
 
-    pairs: Tensor
-    pair_of: Tensor
+    pairs: Tensor  # where each pair of vectors is in the flat matrix [V, V] of all dot products
 
     def __init__(
         self,
@@ -207,54 +204,19 @@ class DLRM(Network):
         for part in (self.bottom, self.top, self.output):
             start_(part)
         device = self.output.weight.device
-        pairs, pair_of = pair_indices(self.num_vectors)  # here because after to_empty() the buffers hold nothing
-        for name, indices in (("pairs", pairs), ("pair_of", pair_of)):  # not on meta, for load_state_dict(assign=True)
-            self.register_buffer(name, indices if device.type == "meta" else indices.to(device), persistent=False)
+        row, column = torch.tril_indices(self.num_vectors, self.num_vectors, -1, device="cpu")
+        pairs = row * self.num_vectors + column  # here because after to_empty() the buffer holds nothing
+        # Not on meta, for load_state_dict(assign=True).
+        self.register_buffer("pairs", pairs if device.type == "meta" else pairs.to(device), persistent=False)
 
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors that were looked up before."""
         vectors = self._checked(dense, vectors)
         batch = vectors.shape[0]  # len would fix the size in torch.export
         vectors = vectors.reshape(batch, len(self.embedding_dims), self.embedding_dim)
-        if not self.num_dense:
-            features = PairwiseDots.apply(vectors, self.pairs, self.pair_of)
-        else:
+        beside = []
+        if self.num_dense:
             low = self.bottom(dense)
-            dots = PairwiseDots.apply(torch.cat([low[:, None], vectors], 1), self.pairs, self.pair_of)
-            features = torch.cat([dense if self.raw_dense else low, dots], 1)
-        return self.output(self.top(features)).squeeze(1)
-
-
-class PairwiseDots(torch.autograd.Function):
-    """Dot products ``[B, V (V - 1) / 2]`` between all pairs of V vectors ``[B, V, D]``.
-
-    The gradient of a dot product goes to both its vectors: as a symmetric matrix it is gathered, not scattered, and
-    one matrix product takes the place of the two that autograd would need.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_of: Tensor) -> Tensor:
-        """The strict lower triangle of the vectors' Gram matrix."""
-        ctx.save_for_backward(vectors, pair_of)
-        return torch.bmm(vectors, vectors.mT).flatten(1).index_select(1, pairs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Gradient of the vectors."""
-        vectors, pair_of = ctx.saved_tensors
-        grad = F.pad(grads[0].to(vectors.dtype), (0, 1)).index_select(1, pair_of)
-        return torch.bmm(grad.unflatten(1, vectors.shape[1:2] * 2), vectors), None, None
-
-
-def pair_indices(num_vectors: int) -> tuple[Tensor, Tensor]:
-    """Where each pair lies in a flat ``[V, V]`` matrix, and which pair each entry belongs to (the diagonal: one past).
-
-    >>> pair_indices(3)
-    (tensor([3, 6, 7]), tensor([3, 0, 1, 0, 3, 2, 1, 2, 3]))
-    """
-    row, column = torch.tril_indices(num_vectors, num_vectors, -1, device="cpu")
-    count = torch.arange(len(row), device="cpu")
-    pair_of = torch.full((num_vectors, num_vectors), len(row), device="cpu")
-    pair_of[row, column] = count
-    pair_of[column, row] = count
-    return row * num_vectors + column, pair_of.flatten()
+            vectors, beside = torch.cat([low[:, None], vectors], 1), [dense if self.raw_dense else low]
+        dots = torch.bmm(vectors, vectors.mT).flatten(1).index_select(1, self.pairs)
+        return self.output(self.top(torch.cat([*beside, dots], 1))).squeeze(1)

@@ -13,19 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..checks import check_choice, check_ids, check_int
+from . import scores
 from .embedding import Embedding
-from .scores import (
-    block_scores,
-    checked_queries,
-    composed_are_digits,
-    id_ranges,
-    partial_scores,
-    recomputed,
-    scores_by_partition,
-    summed_rows,
-    sums_of,
-    vectors_of,
-)
 
 Reduction = Literal["mean", "sum", "none"]
 MOST_SUBTRACTED = 0.5  # the largest share of a sum that is taken off again: beyond it, digits would be lost
@@ -69,7 +58,7 @@ def cross_entropy(
     if not isinstance(embedding, Embedding):
         raise TypeError(f"embedding ({type(embedding).__name__}) must be a quorem.Embedding")
     check_choice("reduction", reduction, Reduction)
-    flat, n = checked_queries(embedding, queries, "cross_entropy"), embedding.specs[0].num_embeddings
+    flat, n = scores.checked_queries(embedding, queries, "cross_entropy"), embedding.specs[0].num_embeddings
     check_ids(targets, "targets")
     if targets.shape != queries.shape[:-1]:
         raise ValueError(f"targets has shape {tuple(targets.shape)} but must be {tuple(queries.shape[:-1])}")
@@ -79,17 +68,17 @@ def cross_entropy(
     if len(outside := right[(right < 0) | (right >= n)]):
         rule = f"must be in [0, {n}) or ignore_index ({ignore_index})"
         raise IndexError(f"targets holds {int(outside[0])}, which {rule}")
-    own = (flat * vectors_of(embedding, right)).sum(1)
+    own = (flat * scores.vectors_of(embedding, right)).sum(1)
     if num_negatives is None:
         total = _log_sum_exp(embedding, flat)
     else:
         check_int("num_negatives", num_negatives, 1)
         drawn = torch.randint(n, (num_negatives,), device=flat.device)
-        scores = flat @ vectors_of(embedding, drawn).T
+        others = flat @ scores.vectors_of(embedding, drawn).T
         hits = drawn == right[:, None]
         scale = (n - 1) / (num_negatives - hits.sum(1, keepdim=True)).clamp(min=1)
-        scores = (scores + scale.log()).masked_fill(hits, -math.inf)
-        total = torch.cat([own[:, None], scores], 1).logsumexp(1)
+        others = (others + scale.log()).masked_fill(hits, -math.inf)
+        total = torch.cat([own[:, None], others], 1).logsumexp(1)
     loss = torch.where(counts, total - own, 0)
     if reduction == "none":
         return loss.view(targets.shape).to(queries.dtype)
@@ -99,18 +88,22 @@ def cross_entropy(
 
 def _log_sum_exp(module: Embedding, queries: Tensor) -> Tensor:
     """The logarithm of the sum of exponentials of all scores, ``[B]``."""
-    partial, pad = partial_scores(module, queries), module.padding[0]
-    if partial is not None and composed_are_digits(module):
+    partial, pad = scores.partial_scores(module, queries), module.padding[0]
+    if partial is not None and scores.composed_are_digits(module):
         total = _row_log_sum(module, partial)
         if pad is None:
             return total
-        share = (sums_of(module, partial, torch.tensor([pad], device=queries.device), of_padding=True)[0] - total).exp()
+        padding = torch.tensor([pad], device=queries.device)
+        share = (scores.sums_of(module, partial, padding, of_padding=True)[0] - total).exp()
         if float(share.detach().max()) < MOST_SUBTRACTED:  # replace the padding id's score by 0
             return torch.logaddexp(total + torch.log1p(-share), torch.zeros_like(total))
     if partial is not None:
         return cast(Tensor, _LogSumOfSums.apply(module, partial))
-    blocks = id_ranges(module, max(queries.shape))
-    sums = [recomputed(lambda *ids: block_scores(module, queries, None, *ids).logsumexp(1), *ids) for ids in blocks]
+
+    def block_sum(first: int, last: int) -> Tensor:
+        return scores.block_scores(module, queries, None, first, last).logsumexp(1)
+
+    sums = [scores.recomputed(block_sum, *ids) for ids in scores.id_ranges(module, max(queries.shape))]
     return torch.stack(sums).logsumexp(0)
 
 
@@ -125,7 +118,7 @@ class _LogSumOfSums(torch.autograd.Function):
         """The logarithm of the sum of exponentials of all scores, ``[B]``."""
         total = partial.new_full((partial.shape[2],), -math.inf)
         for ids in _blocks(module, partial):
-            total = torch.logaddexp(total, sums_of(module, partial, ids).logsumexp(0))
+            total = torch.logaddexp(total, scores.sums_of(module, partial, ids).logsumexp(0))
         ctx.module = module
         ctx.save_for_backward(partial, total)
         return total
@@ -137,29 +130,29 @@ class _LogSumOfSums(torch.autograd.Function):
         partial, total = ctx.saved_tensors
         grads = torch.zeros_like(partial)
         for ids in _blocks(ctx.module, partial):
-            shares = sums_of(ctx.module, partial, ids).sub_(total).exp_().mul_(grad)
-            for slot, rows in summed_rows(ctx.module, ids):
+            shares = scores.sums_of(ctx.module, partial, ids).sub_(total).exp_().mul_(grad)
+            for slot, rows in scores.summed_rows(ctx.module, ids):
                 grads[slot].index_add_(0, rows, shares)
         return None, grads
 
 
 def _blocks(module: Embedding, partial: Tensor) -> Iterator[Tensor]:
     """All ids, in blocks whose scores are in memory at once."""
-    for first, last in id_ranges(module, partial.shape[2], cached=True):
+    for first, last in scores.id_ranges(module, partial.shape[2], cached=True):
         yield torch.arange(first, last, device=partial.device)
 
 
 def _row_log_sum(module: Embedding, partial: Tensor) -> Tensor:
     """``_log_sum_exp`` by rows alone: hot ids, the rest, and composed ids that are digits."""
     spec = module.specs[0]
-    own, tables = scores_by_partition(module, partial)
+    own, tables = scores.by_partition(module, partial)
     sums = []
     if spec.num_hot:
         sums.append(own[: spec.num_hot].logsumexp(0))
     if spec.num_rest:
         sums.append(own[spec.num_hot] + math.log(spec.num_rest))
     if spec.num_composed:
-        sums.append(_digits_log_sum([scores.T for scores in tables], spec.num_composed))
+        sums.append(_digits_log_sum([each.T for each in tables], spec.num_composed))
     return torch.stack(sums).logsumexp(0)
 
 
@@ -171,11 +164,11 @@ def _digits_log_sum(partial: list[Tensor], count: int) -> Tensor:
     *lower, last = partial
     if not lower:
         return last[:, :count].logsumexp(1)
-    stride = math.prod(scores.shape[1] for scores in lower)
+    stride = math.prod(each.shape[1] for each in lower)
     complete, left = divmod(count, stride)
     sums = []
     if complete:
-        sums.append(torch.stack([scores.logsumexp(1) for scores in (*lower, last[:, :complete])]).sum(0))
+        sums.append(torch.stack([each.logsumexp(1) for each in (*lower, last[:, :complete])]).sum(0))
     if left:
         sums.append(last[:, complete] + _digits_log_sum(lower, left))
     return torch.stack(sums).logsumexp(0)

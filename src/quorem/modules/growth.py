@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..ops.layout import build
 from ..ops.rounding import converted_state
-from ..ops.state import NARROW
 from ..paper import init
 from ..paper.partitions import Partition, are_digits
 from ..paper.schemes import Custom, Full, HotCold, Pool, Scheme, TableSpec
@@ -106,9 +105,7 @@ def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimize
 def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
     """Draw new rows: like initial ones for a full table, else the mean of the ``known`` rows plus noise."""
     if tables.specs[t].is_naive:
-        std = tables.start_std([t])
-        bound = tables.specs[t].num_embeddings ** -0.5 if std is None else 3**0.5 * std
-        rows.uniform_(-bound, bound)
+        rows.uniform_(*init.intervals(tables.specs[t], tables.start_std([t]))[0])
         return
     wide = known.to(torch.promote_types(known.dtype, torch.float32))
     noise = torch.empty_like(rows, dtype=wide.dtype).uniform_(-1, 1) * init.NOISE * wide.std().nan_to_num()
@@ -122,12 +119,8 @@ def move_state_(optimizer: Any, stored: Tensor, new_rows: Tensor) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor) and value.dim() and len(value) == len(new_rows):
             start = group.get("initial_accumulator_value", 0) if name == "sum" else 0
-            shape = (len(stored), *value.shape[1:])
-            if value.dtype in NARROW:
-                longer = converted_state(torch.tensor(float(start), device=value.device).expand(shape), value.dtype)
-            else:
-                longer = value.new_full(shape, start)
-            state[name] = longer.index_copy_(0, new_rows.to(value.device), value)
+            numbers = torch.tensor(float(start), device=value.device).expand(len(stored), *value.shape[1:])
+            state[name] = converted_state(numbers, value.dtype).index_copy_(0, new_rows.to(value.device), value)
     by_row = getattr(optimizer, "_row_rules", {}).pop(stored, None)
     if by_row is not None:
         optimizer._row_rule(group, stored)

@@ -1,10 +1,11 @@
 """Who else holds the parameters of a module that is about to be replaced: optimizers, and wrappers of the model."""
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Adagrad
 from torch.optim import Optimizer as TorchOptimizer
 
 
@@ -36,6 +37,31 @@ def held_by(optimizer: TorchOptimizer, weights: Mapping[int, Tensor]) -> list[Te
     """The parameters of an optimizer that are among ``weights``, which are given by their ids."""
     groups = vars(optimizer).get("param_groups", ())  # an optimizer that is being built has none
     return [p for group in groups for p in group["params"] if id(p) in weights]
+
+
+def exchange_(optimizer: TorchOptimizer, targets: Mapping[Tensor, Sequence[Tensor]]) -> dict[Tensor, dict[str, Any]]:
+    """Replace parameters in an optimizer by others or by none, in place; returns the state of those that it held."""
+    if "_row_rules" in vars(optimizer):  # one of ``quorem.optim``, under which rows may lag behind
+        optimizer.flush()  # type: ignore[attr-defined]
+    states: dict[Tensor, dict[str, Any]] = {}
+    placed = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for group in optimizer.param_groups:
+        kept: list[Tensor] = []
+        for p in group["params"]:
+            if p not in targets:
+                kept.append(p)
+                continue
+            states[p] = optimizer.state.get(p, {})
+            kept += [new for new in targets[p] if id(new) not in placed]
+            placed |= set(map(id, targets[p]))
+        group["params"][:] = kept  # in place: LBFGS, for one, keeps the list
+    for by_parameter in vars(optimizer).values():  # the state, and what an optimizer keeps beside it
+        for p in states if isinstance(by_parameter, dict) else ():
+            by_parameter.pop(p, None)
+    if type(optimizer) is Adagrad:  # it makes its state in the constructor
+        for new in {id(new): new for p in states for new in targets[p]}.values():
+            optimizer.state[new] = Adagrad([new], **optimizer.defaults).state[new]
+    return states
 
 
 def _live(kind: type) -> list[Any]:

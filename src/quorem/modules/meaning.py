@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..paper.partitions import Partition
 from ..paper.schemes import TableSpec
-from ..paper.schemes.frequency import Ranks, are_known, list_sizes, rank
+from ..paper.schemes.frequency import Ranks, are_known, check_ranks, list_sizes
 from .path_networks import path_scheme
 
 if TYPE_CHECKING:
@@ -105,13 +105,12 @@ def are_ranked(meaning: Tensor) -> list[bool]:
 def ranks_in(tables: "StoredTables", meaning: Tensor, lists: Tensor) -> list[Ranks | None]:
     """The hot and cold ids of each table that is ``ranked`` in ``meaning``, from the concatenated ``lists``."""
     ranked = are_ranked(meaning)
-    sizes = [list_sizes(spec) if flag else (0, 0) for spec, flag in zip(tables.specs, ranked, strict=True)]
-    if lists.dim() != 1 or len(lists) != sum(map(sum, sizes)):
+    sizes = [size for spec, flag in zip(tables.specs, ranked, strict=True) if flag for size in list_sizes(spec)]
+    if lists.dim() != 1 or len(lists) != sum(sizes):
         hint = "make the module with frequencies, or 'loaded', if its ids were ranked by them"
-        raise ValueError(f"ranks ({list(lists.shape)}) must list {sum(map(sum, sizes))} ids: {hint}")
-    parts = iter(lists.split([size for pair in sizes for size in pair]))
-    pairs = [Ranks(next(parts), next(parts)) for _ in sizes]
-    ranks: list[Ranks | None] = []
-    for pair, spec, flag in zip(pairs, tables.specs, ranked, strict=True):
-        ranks.append((rank(pair, spec) if are_known(pair) else pair) if flag else None)
+        raise ValueError(f"ranks ({list(lists.shape)}) must list {sum(sizes)} ids: {hint}")
+    parts, ranks = iter(lists.split(sizes)), list[Ranks | None]()
+    for spec, flag in zip(tables.specs, ranked, strict=True):
+        pair = Ranks(next(parts), next(parts)) if flag else None
+        ranks.append(check_ranks(pair, spec.num_embeddings) if pair and are_known(pair) else pair)
     return ranks

@@ -39,14 +39,11 @@ class PathNetworks(nn.Module):
     ) -> None:
         super().__init__()
         tables = list(dict.fromkeys(table_of[f] for f in members))
-        member_specs = [specs[t] for t in tables]
-        scheme = path_scheme(member_specs[0])
+        scheme = path_scheme(specs[tables[0]])
         assert scheme is not None
-        self.members = tuple(members)
-        self.activation = scheme.activation
-        self.width = member_specs[0].width
-        self.has_own_rows = any(spec.num_own for spec in member_specs)
-        sizes = list(zip(*(spec.path_sizes for spec in member_specs), strict=True))  # of each level, by table
+        self.members, self.activation, self.width = tuple(members), scheme.activation, specs[tables[0]].width
+        self.has_own_rows = any(specs[t].num_own for t in tables)
+        sizes = list(zip(*(specs[t].path_sizes for t in tables), strict=True))  # of each level, by table
         self.counts = tuple(map(sum, sizes))  # number of networks per level
         self.most = tuple(map(max, sizes))  # largest number of networks of one table, per level
         widths = (self.width, *scheme.hidden, self.width)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..ops.codes import BITS, LARGEST_NARROW_SCALE, NARROW, quantize, stored_shape
 from ..ops.memory import in_huge_pages
-from .holders import optimizers_of
+from .holders import exchange_, optimizers_of
 from .lookup import Tables, tables_in
 
 AT_A_TIME = 2**16  # rows quantized at a time
@@ -66,19 +66,10 @@ def quantize_(module: nn.Module, bits: Literal[8, 4] = 8) -> nn.Module:
             tables.projections = nn.ParameterList([quantized[matrix] for matrix in tables.projections])
         tables.register_integers()
     for optimizer in optimizers:
-        _leave(optimizer, set(quantized), bits)
+        exchange_(optimizer, dict.fromkeys(quantized, ()))
+        text = f"{type(optimizer).__name__} no longer trains the tables: rows of {bits} bits take no gradient"
+        warnings.warn(text, stacklevel=2)
     return module
-
-
-def _leave(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter], bits: int) -> None:
-    """Take parameters that were quantized out of an optimizer, with their state, and say so."""
-    for group in optimizer.param_groups:
-        group["params"][:] = [p for p in group["params"] if p not in parameters]
-    for by_parameter in vars(optimizer).values():
-        for p in parameters if isinstance(by_parameter, dict) else ():
-            by_parameter.pop(p, None)
-    text = f"{type(optimizer).__name__} no longer trains the tables: rows of {bits} bits take no gradient"
-    warnings.warn(text, stacklevel=3)
 
 
 def _check_range(name: str, rows: Tensor, bits: int) -> None:

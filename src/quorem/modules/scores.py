@@ -26,6 +26,7 @@ from ..checks import check_ids, check_int, is_exporting
 from ..ops.layout import NO_PADDING, PADDING, Extent
 from ..ops.rows import IdBatch, reads_of, rows_read
 from ..paper.partitions import Partition, are_digits
+from ..paper.schemes import AnyPartition
 from ..paper.schemes.frequency import cold_ids, first_of_rest
 from .lookup import Tables
 
@@ -45,7 +46,7 @@ def score(module: Tables, queries: Tensor, ids: Tensor | None) -> Tensor:
         return scores.to(queries.dtype).view(*queries.shape[:-1], *ids.shape)
     partial = partial_scores(module, flat)
     if partial is not None and composed_are_digits(module) and not spec.num_own:
-        scores, *others = (each.T for each in scores_by_partition(module, partial)[1])
+        scores, *others = (each.T for each in by_partition(module, partial)[1])
         for each in others:  # an id is its digits: no row has to be looked up
             scores = (each[:, :, None] + scores[:, None, :]).flatten(1)
         scores = scores[:, : spec.num_embeddings]
@@ -91,7 +92,7 @@ def summed_rows(module: Tables, ids: Tensor, *, of_padding: bool = False) -> lis
     return [(s, rows[:, s, k]) for s in range(rows.shape[1]) for k in range(rows.shape[2])]
 
 
-def scores_by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[Tensor]]:
+def by_partition(module: Tables, partial: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The partial scores of rows that ids have of their own, ``[rows, B]``, and of the rows of each partition."""
     spec = module.specs[0]
     own, extents = module.extents[0][: spec.num_own > 0], module.extents[0][spec.num_own > 0 :]
@@ -192,16 +193,14 @@ def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor) -> tuple[Te
     """The best k of candidates: the best of hot ids, of the rest and of composed ids; or of all ids in blocks."""
     spec, ranks, pad = module.specs[0], module.ranks_of[0], module.padding[0]
     wanted = k + excluded.shape[1] + (pad is not None)
-    partial, pairs = partial_scores(module, queries), None
-    own, tables = (queries, []) if partial is None else scores_by_partition(module, partial)
+    partial, composed = partial_scores(module, queries), None
+    own, tables = (queries, []) if partial is None else by_partition(module, partial)
     if partial is not None and spec.num_composed:
-        pairs = _best_pairs(module, tables, min(wanted, spec.num_composed))
-    found: list[tuple[Tensor, Tensor]] = []
-    if pairs is not None:
-        found.append((pairs[0], cold_ids(pairs[1], spec, ranks)))
-    if partial is None or (spec.num_composed and pairs is None):
-        found.append(_best_of_blocks(module, queries, partial, wanted))
+        composed = _best_composed(module, tables, min(wanted, spec.num_composed))
+    if partial is None or (spec.num_composed and composed is None):
+        found = [_best_of_blocks(module, queries, partial, wanted)]
     else:
+        found = [] if composed is None else [(composed[0], cold_ids(composed[1], spec, ranks))]
         if spec.num_hot:
             values, nth = own[: spec.num_hot].T.topk(min(wanted, spec.num_hot))
             found.append((values, nth if ranks is None else ranks.hot.to(nth.device).long()[nth]))
@@ -218,62 +217,60 @@ def _best(module: Tables, queries: Tensor, k: int, excluded: Tensor) -> tuple[Te
     return best_values, ids.gather(1, position)
 
 
-def _best_pairs(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Tensor, Tensor] | None:
-    """The best ``wanted`` composed ids, counted from 0, by the pairs of rows with the highest sums.
+def _best_composed(module: Tables, partial: list[Tensor], wanted: int) -> tuple[Tensor, Tensor] | None:
+    """The scores of the best ``wanted`` composed ids, and these, counted from 0; None where blocks are quicker.
 
-    The m-th best pair of two falling lists has ranks, counted from 1, whose product is at most m. So these are tried,
-    for an m that should contain enough pairs that belong to an id, or else a larger one. None where blocks are quicker.
+    An id is a pair of rows, one of each partition. The best pairs of rows are tried: twice as many as should hold
+    ``wanted`` pairs that belong to an id, then twice as many again, until they do.
     """
     count, pool = module.specs[0].num_composed, module.pool_of(0)
-    partitions: Sequence[object] = module.specs[0].partitions
-    nth_of: Callable[[Tensor], Tensor] = Tensor.long
-    space = count  # how many numbers the partitions divide
-    if pool is not None:
-        partitions, nth_of, space = pool.partitions, pool.mixing.inverse, 2**pool.mixing.bits
-    if len(partial) == 1:
-        if partial[0].shape[0] < count:  # several ids read one row
-            return None
-        values, number = partial[0].T.topk(wanted)
-        return values, nth_of(number)
-    number_of = _number_of_pair(partitions)
+    partitions = module.specs[0].partitions if pool is None else pool.partitions
+    space = count if pool is None else 2**pool.mixing.bits  # the partitions divide the numbers below it
+    number_of = _number_of_pair(partitions, space)
     if number_of is None:
         return None
-    rows, columns = (len(scores) for scores in partial)
-    most = wanted * rows * columns // count + SPARE_PAIRS
+    first, second = partial if len(partial) == 2 else (*partial, torch.zeros_like(partial[0][:1]))
+    num_pairs = len(first) * len(second)
+    tried = wanted * num_pairs // count + SPARE_PAIRS
     while True:
-        most = min(2 * most, rows * columns)
-        i, j = _ranks_below(most, rows, columns)
+        tried = min(2 * tried, num_pairs)
+        i, j = (ranks.to(first.device) for ranks in _ranks_of_best(tried, len(first), len(second)))
         if len(i) > count:
             return None
-        x, y = (scores.T.topk(min(most, len(scores))) for scores in partial)
-        i, j = i.to(x.values.device), j.to(x.values.device)
-        sums, position = (x.values[:, i] + y.values[:, j]).topk(min(most, len(i)))
+        x, y = (scores.T.topk(min(tried, len(scores))) for scores in (first, second))
+        sums, position = (x.values[:, i] + y.values[:, j]).topk(min(tried, len(i)))
         number = number_of(x.indices.gather(1, i[position]), y.indices.gather(1, j[position]))
-        nth = nth_of(number)
-        exists = (number < space) & (nth >= 0) & (nth < count)
-        if most == rows * columns or int(exists.sum(1).min()) >= wanted:
-            values, position = sums.masked_fill(~exists, -math.inf).topk(wanted)
-            return values, torch.where(exists, nth, 0).gather(1, position)
+        nth = number if pool is None else pool.mixing.inverse(number)
+        is_id = (number < space) & (nth < count)
+        if tried == num_pairs or int(is_id.sum(1).min()) >= wanted:
+            values, position = sums.masked_fill(~is_id, -math.inf).topk(wanted)
+            return values, torch.where(is_id, nth, 0).gather(1, position)
 
 
 @lru_cache(maxsize=2)
-def _ranks_below(most: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """All ranks ``(i, j)``, counted from 0, of lists so long with ``(i + 1) * (j + 1) <= most``.
+def _ranks_of_best(count: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Ranks, from 0, in two falling lists so long: those that the ``count`` pairs of highest sums may have.
 
-    >>> [ranks.tolist() for ranks in _ranks_below(3, 9, 2)]
+    No sum of ranks i and j, from 1, is above that of lower ranks in both lists, which are ``i * j`` pairs with itself.
+    So ``i * j <= count`` for the best.
+
+    >>> [ranks.tolist() for ranks in _ranks_of_best(3, 9, 2)]
     [[0, 0, 1, 2], [0, 1, 0, 0]]
     """
-    lengths = (most // torch.arange(1, min(most, rows) + 1, device="cpu")).clamp(max=columns)
-    i = torch.repeat_interleave(lengths)
-    return i, torch.arange(len(i), device="cpu") - (lengths.cumsum(0) - lengths)[i]
+    most_j = (count // torch.arange(1, min(count, rows) + 1, device="cpu")).clamp(max=columns)  # for each i
+    i = torch.repeat_interleave(most_j)
+    return i, torch.arange(len(i), device="cpu") - (most_j.cumsum(0) - most_j)[i]
 
 
-def _number_of_pair(partitions: Sequence[object]) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The function from two buckets to the number that falls into both; None if that is not known."""
+def _number_of_pair(partitions: Sequence[AnyPartition], space: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The function from two buckets to the number below ``space`` that falls into both; None if that is not known.
+
+    A single partition is the first of two, the second of which has one bucket.
+    """
     closed = [(p.stride, p.size) for p in partitions if isinstance(p, Partition)]
-    if len(partitions) != 2 or len(closed) != 2:
+    if not len(closed) == len(partitions) <= 2 or math.prod(p.size for p in partitions) < space:
         return None
-    (stride, m), (other_stride, size) = closed
+    (stride, m), (other_stride, size) = (*closed, (closed[0][1], 1))[:2]
     if (stride, other_stride) == (1, m):
         return lambda a, b: a + m * b
     if (stride, other_stride) == (1, 1) and math.gcd(m, size) == 1 and m * size < 2**62 and size < 2**31:

@@ -8,8 +8,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from ..checks import InvalidIdMode, check_choice, check_dtype, is_exporting
-from ..ops.codes import dequantize
+from ..checks import InvalidIdMode, check_choice, check_dtype
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import Extent, Layout, Storage, StoredPool, build
 from ..ops.memory import in_huge_pages
@@ -204,8 +203,7 @@ class StoredTables(nn.Module):
         wide, views = torch.promote_types(self.dtype, torch.float32), []
         for extent in extents:
             rows = torch.arange(extent.rows * extent.pitch, device=self.live_stored.device) + extent.base
-            read = dequantized if is_exporting() else dequantize
-            numbers = read(self.live_stored, rows, self.width, self.bits).to(wide)
+            numbers = dequantized(self.live_stored, rows, self.width, self.bits).to(wide)
             views.append(numbers.view(extent.rows, -1))
         return views
 

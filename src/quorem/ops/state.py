@@ -118,8 +118,14 @@ class Rule(NamedTuple):
     averages: tuple[str, ...] = ()  # names of its tensors with a number for each weight, as in ``torch.optim``
     by_row: bool = False  # whether these have one number for each row instead
     lags: bool = False  # whether rows that no gradient reaches move too
+    decays: bool = False  # whether they shrink by the weight decay of each step, as in ``AdamState.decays``
     fused: bool = True  # whether devices have kernels for it
     state_dtypes: tuple[StateDtype, ...] = ("float32",)  # that the averages may have
+
+    @property
+    def amsgrad(self) -> bool:
+        """Whether it is ``torch.optim``'s rule with ``amsgrad=True``, which keeps the largest average of squares."""
+        return "max_exp_avg_sq" in self.averages
 
 
 _ADAM = ("exp_avg", "exp_avg_sq")
@@ -129,7 +135,7 @@ RULES: dict[str, Rule] = {
     "rowwise_adagrad": Rule("rowwise_adagrad", RowWiseAdagradState, AdagradConstants, ("sum",), by_row=True),
     "adam": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True),
     "amsgrad": Rule("adam", AdamState, AdamConstants, (*_ADAM, "max_exp_avg_sq"), lags=True),
-    "adamw": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True, fused=False),
+    "adamw": Rule("adam", AdamState, AdamConstants, _ADAM, lags=True, decays=True, fused=False),
 }
 
 

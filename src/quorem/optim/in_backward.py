@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..modules.holders import exchange_
 from ..modules.lookup import tables_in
 from ..modules.storage import is_sharded
 from ..ops.in_backward import Collector
@@ -75,18 +76,11 @@ def apply_in_backward(
 
 def _take_state_(optimizer: RowOptimizer, other: torch.optim.Optimizer) -> None:
     """Move the parameters of ``optimizer``, with their state, out of the ``other`` one."""
-    kinds, rule = (type(optimizer), type(optimizer).torch_class), type(optimizer).rule
-    if type(other) not in kinds or any(g.get("amsgrad", False) != (rule == "amsgrad") for g in other.param_groups):
+    kinds, amsgrad = (type(optimizer), optimizer.torch_class), optimizer.entry.amsgrad
+    if type(other) not in kinds or any(g.get("amsgrad", False) != amsgrad for g in other.param_groups):
         name = type(other).__name__
         raise ValueError(f"state_from ({name}) must be one of {type(optimizer).__name__}'s rule, whose state it has")
-    moved = {p for group in optimizer.param_groups for p in group["params"]}
-    if isinstance(other, RowOptimizer):
-        other.flush()
-        for p in moved:
-            other._row_rules.pop(p, None)
+    moved = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.update(exchange_(other, dict.fromkeys(moved, ())))
     for p in moved:
         p.grad = None  # of a step that was taken
-        if p in other.state:
-            optimizer.state[p] = other.state.pop(p)
-    for group in other.param_groups:
-        group["params"][:] = [p for p in group["params"] if p not in moved]

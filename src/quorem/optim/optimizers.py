@@ -105,10 +105,6 @@ class RowWiseAdagrad(Adagrad):
 
     The arguments are those of ``Adagrad``; ``state_dtype`` must be ``"float32"``. Parameters with dense gradients get
     ``torch.optim.Adagrad``.
-
-    >>> from quorem import QR, Embedding
-    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = RowWiseAdagrad(table.parameters(), lr=0.01)
     """
 
     rule = "rowwise_adagrad"
@@ -144,12 +140,12 @@ class Adam(RowOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
     ) -> None:
-        amsgrad = self.rule == "amsgrad"
+        amsgrad = self.entry.amsgrad
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
     def _constants(self, group: dict[str, Any], p: Tensor) -> Any:
         beta1, beta2 = map(float, group["betas"])
-        return replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, self.rule == "amsgrad")
+        return replay.adam_constants(beta1, beta2, float(group["eps"]), p.dtype, self.entry.amsgrad)
 
 
 class AMSGrad(Adam):
@@ -157,10 +153,6 @@ class AMSGrad(Adam):
 
     Most of the paper's best results use it. ``torch.optim`` has no version of it for sparse gradients. The arguments
     are those of ``Adam``, but ``betas`` may be in any order.
-
-    >>> from quorem import QR, Embedding
-    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = AMSGrad(table.parameters(), lr=0.001)
     """
 
     rule = "amsgrad"
@@ -172,10 +164,6 @@ class AdamW(Adam):
     Weight decay shrinks every row in every step, even a row that never had a gradient. Here rows without a gradient lag
     behind, as with ``Adam``; the decay of all steps that a row missed is applied as one factor. The arguments are those
     of ``Adam``, but each step multiplies a weight by ``1 - lr * weight_decay``; for tables ``lr * weight_decay < 1``.
-
-    >>> from quorem import QR, Embedding
-    >>> table = Embedding(1000, 16, QR(num_collisions=4), sparse=True)
-    >>> optimizer = AdamW(table.parameters(), lr=0.001, weight_decay=0.01)
     """
 
     torch_class, rule, moves_every_row = torch.optim.AdamW, "adamw", ()

@@ -137,7 +137,7 @@ class RowOptimizer(torch.optim.Optimizer):
         if self.entry.lags:
             last = state["step"].to(torch.int32).expand(len(p)).clone()
             lrs, moments = replay.empty_history(p.device, constants, p.dtype)
-            decays = torch.zeros_like(lrs) if self.rule == "adamw" else None
+            decays = torch.zeros_like(lrs) if self.entry.decays else None
             return AdamState(**tensors, last=last, lrs=lrs, moments=moments, decays=decays)
         if self.entry.by_row:
             tables = module_of(p)
@@ -259,7 +259,8 @@ class RowOptimizer(torch.optim.Optimizer):
         self.flush()
         saved = super().state_dict()
         for i, values in saved["state"].items():
-            values = saved["state"][i] = {name + CODES * _are_codes(value): value for name, value in values.items()}
+            codes = {n for n, value in values.items() if isinstance(value, Tensor) and value.dtype == torch.uint8}
+            values = saved["state"][i] = {n + CODES * (n in codes): value for n, value in values.items()}
             if isinstance(step := values.get("step"), Tensor) and not step.is_floating_point():
                 values["step"] = step.float()  # torch's foreach code rejects integers
         return saved
@@ -296,7 +297,3 @@ class RowOptimizer(torch.optim.Optimizer):
         for updates in self._owners():
             if updates.collector is not None and updates.collector.optimizer is self:
                 updates.collect_in(None)
-
-
-def _are_codes(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.uint8

@@ -5,7 +5,7 @@ id is mixed by splitmix64, a bijection of the 64-bit integers, and reduced to ``
 digits are evenly distributed. Neither hash is cryptographic.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -70,23 +70,13 @@ def xxh64(strings: Sequence[bytes]) -> Words:
     state[long] = _stripes(words, starts[long], lengths[long] // STRIPE)
     state += lengths.astype(np.uint64)
     position, rest = starts + lengths // STRIPE * STRIPE, lengths % STRIPE
-    for _ in range(STRIPE // 8 - 1):
-        (active,) = np.nonzero(rest >= 8)
-        value = state[active] ^ _round(np.uint64(0), words[position[active]])
-        state[active] = _rotated(value, 27) * P1 + P4
-        position[active] += 8
-        rest[active] -= 8
-    (active,) = np.nonzero(rest >= 4)
-    half = words[position[active]] & np.uint64(0xFFFFFFFF)
-    state[active] = _rotated(state[active] ^ half * P1, 23) * P2 + P3
-    position[active] += 4
-    rest[active] -= 4
-    for _ in range(3):
-        (active,) = np.nonzero(rest >= 1)
-        byte = text[position[active]].astype(np.uint64)
-        state[active] = _rotated(state[active] ^ byte * P5, 11) * P1
-        position[active] += 1
-        rest[active] -= 1
+    for size, most, mixed_in in AFTER_STRIPES:
+        for _ in range(most):
+            (active,) = np.nonzero(rest >= size)
+            word = words[position[active]] & np.uint64(2 ** (8 * size) - 1)
+            state[active] = mixed_in(state[active], word)
+            position[active] += size
+            rest[active] -= size
     for shift, prime in ((33, P2), (29, P3)):
         state = (state ^ state >> np.uint64(shift)) * prime
     return state ^ state >> np.uint64(32)
@@ -114,6 +104,13 @@ def _round(lane: Words | np.uint64, word: Words) -> Words:
 def _rotated(value: Words, bits: int) -> Words:
     return value << np.uint64(bits) | value >> np.uint64(64 - bits)
 
+
+# The bytes after the last whole stripe: so many at once, so often at most, and the state after them.
+AFTER_STRIPES: tuple[tuple[int, int, Callable[[Words, Words], Words]], ...] = (
+    (8, 3, lambda state, word: _rotated(state ^ _round(np.uint64(0), word), 27) * P1 + P4),
+    (4, 1, lambda state, word: _rotated(state ^ word * P1, 23) * P2 + P3),
+    (1, 3, lambda state, word: _rotated(state ^ word * P5, 11) * P1),
+)
 
 # splitmix64: the golden ratio that is added, (shift, multiplier) of each round, and the last shift; signed integers.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64

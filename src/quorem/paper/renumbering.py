@@ -41,13 +41,7 @@ class Mixing:
         return mixing_rounds(int64("ids", ids) & ((1 << self.bits) - 1), self.bits)
 
     def inverse(self, numbers: Tensor) -> Tensor:
-        """The ids that have these numbers; as the shift is more than half the bits, its xor undoes itself.
-
-        >>> import torch
-        >>> mixing = Mixing(4)
-        >>> mixing.inverse(mixing(torch.arange(16))).tolist() == list(range(16))
-        True
-        """
+        """The ids that have these numbers; as the shift is more than half the bits, its xor undoes itself."""
         shift, mask = self.bits // 2 + 1, (1 << self.bits) - 1
         ids = int64("numbers", numbers) & mask
         ids = ids ^ (ids >> shift)

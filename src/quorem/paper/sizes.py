@@ -44,11 +44,7 @@ def coprime_sizes(n: int, k: int) -> tuple[int, ...]:
 
 
 def coprime_sizes_for_rows(num_rows: int, k: int) -> tuple[int, ...]:
-    """The ``k`` pairwise coprime sizes of largest product whose sum is at most ``num_rows``, largest first.
-
-    >>> coprime_sizes_for_rows(30, 3), coprime_sizes_for_rows(6, 2)
-    ((11, 10, 9), (3, 2))
-    """
+    """The ``k`` pairwise coprime sizes of largest product whose sum is at most ``num_rows``, largest first."""
     k = check_int("k", k)
     rows = check_int("num_rows", num_rows, k)
     best = _largest_product(rows, k, 1)  # never empty: (rows - k + 1, 1, ..., 1) is coprime

@@ -30,10 +30,10 @@ from .budget import parse_bytes, show_bytes
 from .by_count import share_up_to
 from .counted import plan_counted, tally
 from .evenly import plan_evenly
-from .footprint import Form, Module, StoredModules, module_of, modules_of
+from .footprint import Form, Module, StoredModules, modules_of
 from .planned import Candidate, Plan
 
-__all__ = ["Module", "Plan", "module_of", "plan", "plan_modules"]
+__all__ = ["Module", "Plan", "plan", "plan_modules"]
 
 # How many times narrower rows are: what that loses, as the share of the traffic that loses as much by sharing rows.
 NARROWING = {2: 0.0125, 4: 0.03, 8: 0.07}

@@ -42,6 +42,20 @@ class Module:
     lags: bool = True  # whether rows may lag behind under Adam, as with quorem.optim; not with TorchRec's kernels
     row_multiple: int = 1  # the width of narrow rows must be a multiple of this: of 4 for TorchRec's kernels
 
+    @classmethod
+    def of(cls, path: str, module: Any, *, copies: int = 1) -> "Module":
+        """An embedding of torch's, or a quorem module, at ``path``; ``copies`` modules are tied to each other."""
+        if not isinstance(module, Tables):
+            table = Table(path or "embedding", module.num_embeddings, module.embedding_dim)
+            return cls((table,), module.weight.dtype, module.sparse, copies)
+        tables = []
+        for t, (name, spec) in enumerate(zip(module.names, module.specs, strict=True)):
+            full_name = ".".join(filter(None, (path, name))) or "embedding"
+            options: dict[str, Any] = {"raw_ids": module.raw_ids[t], "unknown": module.unknown[t]}
+            features = tuple(filter(None, module.features_of(t)))
+            tables.append(Table(full_name, spec.num_embeddings, spec.embedding_dim, features=features, **options))
+        return cls(tuple(tables), module.stored.dtype, module.sparse, copies)
+
     def widths(self, times_narrower: int, few: int) -> list[int]:
         """The width of each table's rows, if rows are to be ``times_narrower``; they have at least 2 numbers.
 
@@ -72,25 +86,11 @@ def modules_of(model_or_tables: Any, dtype: torch.dtype = torch.float32) -> list
             is_full = isinstance(module, Tables) and all(map(module.is_full, range(len(module.specs))))
             if is_full or isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 holders.setdefault(id(module.stored if is_full else module.weight), []).append((path, module))
-        return [module_of(*tied[0], copies=len(tied)) for tied in holders.values()]
+        return [Module.of(*tied[0], copies=len(tied)) for tied in holders.values()]
     if not isinstance(model_or_tables, Sequence) or not all(isinstance(table, Table) for table in model_or_tables):
         kind = type(model_or_tables).__name__
         raise TypeError(f"model_or_tables ({kind}) must be an nn.Module or a list of quorem.Table")
     return [Module(tuple(model_or_tables), dtype, sparse=True)] if model_or_tables else []
-
-
-def module_of(path: str, module: Any, *, copies: int = 1) -> Module:
-    """An embedding of torch's, or a quorem module, as a module to plan; ``copies`` modules are tied to each other."""
-    if not isinstance(module, Tables):
-        table = Table(path or "embedding", module.num_embeddings, module.embedding_dim)
-        return Module((table,), module.weight.dtype, module.sparse, copies)
-    tables = []
-    for t, (name, spec) in enumerate(zip(module.names, module.specs, strict=True)):
-        full_name = ".".join(filter(None, (path, name))) or "embedding"
-        options: dict[str, Any] = {"raw_ids": module.raw_ids[t], "unknown": module.unknown[t]}
-        features = tuple(filter(None, module.features_of(t)))
-        tables.append(Table(full_name, spec.num_embeddings, spec.embedding_dim, features=features, **options))
-    return Module(tuple(tables), module.stored.dtype, module.sparse, copies)
 
 
 @dataclass(frozen=True)

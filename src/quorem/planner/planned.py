@@ -34,7 +34,9 @@ class PlannedTable:
     bytes_before: int  # before planning, without an optimizer's state
     bytes: int  # of its rows and lists of ids
     state_bytes: int  # that the optimizer keeps for it
-    cost: float  # traffic of ids that share a row, in that of the average table; without counts, the share of such ids
+    cost: (
+        float  # share of its visits to ids that share a row, times its visits over the average table's (``Plan.cost``)
+    )
     why: str  # the reason for the scheme
     visits: float = 0.0  # how often its ids occur in all, where they are counted
     traffic: tuple[float, float, float] | None = None  # shares of the visits that go to hot, cold and rest ids
@@ -115,7 +117,10 @@ class Plan(Mapping[str, Scheme]):
 
     @property
     def cost(self) -> float:
-        """Share of all traffic that goes to ids which share a row: a measure of the expected loss, without a unit."""
+        """The expected loss, as the share of all visits that go to ids which share a row; 0 if every id has its own.
+
+        It is the mean over tables. Where ids are not counted, all are taken to be visited equally often.
+        """
         return sum(table.cost for table in self.tables) / max(len(self.tables), 1)
 
     @property

@@ -85,7 +85,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 
 def _model(path: Path, verify: bool) -> dict[str, Any]:
     model, file = saved_model.load(path, verify=verify), TensorFile(path, saved_model.KIND, verify=False)
-    tables = saved_model.tables_in(model)
+    tables = saved_model.savable_tables(model)
     prefix = "" if model is tables else "embeddings."
     network = sum(p.nbytes for name, p in model.named_parameters() if prefix and not name.startswith(prefix))
     return {

@@ -163,8 +163,8 @@ def are_known(ranks: Ranks) -> bool:
 def rank(frequencies: Ranking, spec: TableSpec) -> Ranks:
     """The hot and cold ids of a ``HotCold`` table, by falling frequency; of equally frequent ids the lower comes first.
 
-    The counts of raw ids that map to one id of the table are added. ``"loaded"`` gives lists of -1, in the place of
-    those that a ``state_dict`` will bring.
+    ``frequencies`` are as ``check_ranking`` gives them. The counts of raw ids that map to one id of the table are
+    added. ``"loaded"`` gives lists of -1, in the place of those that a ``state_dict`` will bring.
 
     >>> from quorem import Full
     >>> spec = HotCold(1, cold=Full(), num_rest=2).spec(5, 4)
@@ -172,7 +172,7 @@ def rank(frequencies: Ranking, spec: TableSpec) -> Ranks:
     Ranks(hot=tensor([2], dtype=torch.int32), cold=tensor([0, 4], dtype=torch.int32))
     """
     n, sizes = spec.num_embeddings, list_sizes(spec)
-    frequencies, num_ranked = check_ranking(frequencies, n), sum(sizes)
+    num_ranked = sum(sizes)
     if isinstance(frequencies, str):
         return Ranks(*(torch.full((size,), -1, dtype=_id_dtype(n), device="cpu") for size in sizes))
     if isinstance(frequencies, Ranks):
@@ -257,7 +257,7 @@ def check_ranking(frequencies: Any, n: int) -> Ranking:
     if isinstance(frequencies, RawCounts):
         ids = as_int64(frequencies.ids).cpu()
         return RawCounts(ids, check_frequencies(frequencies.counts, len(ids), "frequencies.counts"))
-    return _check_ranks(frequencies, n) if isinstance(frequencies, Ranks) else check_frequencies(frequencies, n)
+    return check_ranks(frequencies, n) if isinstance(frequencies, Ranks) else check_frequencies(frequencies, n)
 
 
 def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Tensor:
@@ -281,7 +281,8 @@ def check_frequencies(frequencies: Any, n: int, name: str = "frequencies") -> Te
     return frequencies
 
 
-def _check_ranks(ranks: Ranks, n: int) -> Ranks:
+def check_ranks(ranks: Ranks, n: int) -> Ranks:
+    """Check lists of hot and cold ids of a table of ``n`` ids, and copy them to the CPU."""
     for kind, ids in ranks._asdict().items():
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
             raise TypeError(f"frequencies.{kind} must be a 1-D tensor of int32 or int64")
