@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from quorem import QR, Embedding
 from quorem.ops import memory
 
 
@@ -28,10 +27,6 @@ def test_whole_pages_within_a_large_tensor_are_asked_for(asked):
 @pytest.mark.parametrize("tensor", [torch.empty(1000), torch.empty(1 << 22, device="meta")], ids=["small", "meta"])
 def test_other_tensors_are_left_alone(tensor, asked):
     assert memory.in_huge_pages(tensor) is tensor and not asked
-
-
-def test_tables_ask_and_a_refusal_does_no_harm(asked):
-    assert Embedding(1_000_000, 16, QR(4)).stored.isfinite().all() and len(asked) == 1
 
 
 def test_a_thread_keeps_its_scratch_memory():

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 from quorem import QR, Embedding, HotCold
 from quorem.ops.layout import Layout
-from quorem.ops.words import DIGIT, num_words, with_words, words
+from quorem.ops.words import with_words
 
 N = 3000
 
@@ -16,33 +13,6 @@ N = 3000
 def table(seed: int = 0, num_hot: int = 700, num_rest: int = 0) -> Embedding:
     counts = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
     return Embedding(N, 4, HotCold(num_hot, cold=QR(4), num_rest=num_rest), frequencies=counts)
-
-
-def found(maps: Tensor, start: int, levels: int, x: int) -> tuple[int, bool]:
-    """How many entries are below an id, and whether it is one of them: as the description of the words says."""
-    position, stored = start + (x >> DIGIT * levels), True
-    for level in reversed(range(levels)):
-        word, digit = int(maps[position]), (x >> DIGIT * level) & 31
-        lower = word & ((1 << digit) - 1) if stored else 0
-        position, stored = (word >> 32) + lower.bit_count(), stored and bool(word >> digit & 1)
-    return position, stored
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_each_id_has_its_place(data: st.DataObject) -> None:
-    """In lists that are empty, whole, or have entries where words and levels begin and end."""
-    levels, start = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([0, 5]))
-    limit = data.draw(st.sampled_from([1, 31, 32, 33, 1024, 1025, 40_000, 2**31 + 7]))
-    borders = [x for p in (5, 10, 15, 20) for x in (2**p - 1, 2**p, 2**p + 1)] + [0, limit - 1]
-    of_table = st.one_of(st.sampled_from([x for x in borders if x < limit]), st.integers(0, limit - 1))
-    entries = torch.tensor(sorted(data.draw(st.sets(of_table, max_size=60))), dtype=torch.int64)
-    levels = max(levels, (limit.bit_length() - 16) // DIGIT)  # so that there are at most 2**16 words
-    maps = torch.cat([torch.full((start,), -1), words(entries, limit, levels, start)])
-    assert len(maps) == start + num_words(entries, limit, levels)
-    ids = torch.tensor(sorted({*entries.tolist(), *(x for x in borders if x < limit), data.draw(of_table)}))
-    below, inside = torch.searchsorted(entries, ids), torch.isin(ids, entries)
-    assert [found(maps, start, levels, x) for x in ids.tolist()] == [*zip(below.tolist(), inside.tolist(), strict=True)]
 
 
 def test_words_are_kept_until_lists_change() -> None:
