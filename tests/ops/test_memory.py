@@ -1,4 +1,6 @@
-"""Huge pages: asked for large CPU tensors only. Words made from lists of ids: kept until the lists change."""
+"""Huge pages are asked for large CPU tensors only; scratch memory is a thread's; words last as long as their lists."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -82,3 +84,12 @@ def test_lists_that_do_not_rise_have_no_words() -> None:
     layout = table().layout
     with pytest.raises(ValueError, match="ranks must hold lists of rising ids"):
         with_words(layout._replace(ranks=layout.ranks[:-1]), layout.slots)
+
+
+def test_a_thread_keeps_its_scratch_memory():
+    first = memory.scratch(10_000)
+    assert first.data_ptr() % 64 == 0 and first.nbytes >= 10_000
+    assert memory.scratch(10).data_ptr() == first.data_ptr()
+    assert memory.scratch(2 * first.nbytes).nbytes == 2 * first.nbytes
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(memory.scratch, 10).result().data_ptr() != memory.scratch(10).data_ptr()

@@ -11,7 +11,7 @@ from quorem import QR, EmbeddingCollection, Full, HotCold, Pool, Table, optim, q
 from quorem.ops import cpu
 from quorem.ops import projection as truth
 from quorem.ops.narrow import project
-from quorem.ops.pieces import pieces_of
+from quorem.ops.pieces import SplitGradient, pieces_of, whole
 from quorem.ops.rows import IdBatch
 
 PIECES = pieces_of([4, 3, 1, 5, 4], [16, 7, 20, 5, 16], [0, 1, 2, -1, 0])  # the first and the last share a matrix
@@ -110,3 +110,10 @@ def test_threads_do_not_change_the_bits() -> None:
         assert all(map(torch.equal, results(1), results(4)))
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_split_gradient_as_one_tensor() -> None:
+    pieces = pieces_of([4, 2, 4], [6, 2, 6], [0, -1, 1])
+    narrow, vectors = torch.arange(8.0)[None], torch.arange(10.0, 24)[None]
+    gradient = whole(SplitGradient(narrow, vectors, pieces), 2)
+    assert gradient.tolist() == [[[0, 1], [2, 3], [16, 17], [4, 5], [6, 7]]]
