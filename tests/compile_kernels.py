@@ -118,9 +118,7 @@ def compile_tables() -> None:
 def compile_frequency() -> None:
     """Rows of ids' own, lists of them, a pool, rows of fewer bits, rows and sums rounded at random."""
     tables = [
-        quorem.Table(
-            "ranked", 300, 4, quorem.HotCold(9, cold=quorem.Pool(70), num_rest=9), frequencies=torch.arange(300)
-        ),
+        quorem.Table("ranked", 300, 4, quorem.HotCold(9, quorem.Pool(70), 9), frequencies=torch.arange(300)),
         quorem.Table("mult", 300, 4, quorem.HotCold(9, cold=quorem.QR(4)), features=("a", "b")),
     ]
     module = quorem.EmbeddingCollection(tables, dtype=torch.bfloat16)

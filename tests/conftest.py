@@ -36,6 +36,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # quantize_ and compress_ search all live objects for optimizers: those of pytest would take seconds
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_sync() -> Iterator[None]:
+    """Syncing guards against a power failure, which no test can see, and takes most of the time of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A small click log, for the tests of training.

@@ -35,7 +35,7 @@ def counts() -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(9)
     sizes = {"users": 3000, "items": 2000}
     return {
-        name: (10_000 / torch.arange(1, n + 1)).long()[torch.randperm(n, generator=draw)] for name, n in sizes.items()
+        key: (10_000 / torch.arange(1, n + 1)).long()[torch.randperm(n, generator=draw)] for key, n in sizes.items()
     }
 
 

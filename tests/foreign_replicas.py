@@ -1,4 +1,4 @@
-"""A compressed model of torch.nn in two processes; ``integrations/test_distributed.py`` starts them."""
+"""A compressed model of torch.nn in two processes; ``modules/test_replicas.py`` starts them."""
 
 import copy
 import tempfile

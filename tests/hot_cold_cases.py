@@ -7,7 +7,7 @@ from quorem import QR, ChineseRemainder, Custom, EmbeddingCollection, Generalize
 from quorem.paper.partitions import ExplicitPartition
 
 COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-FEATURES = 16
+FEATURES = 18
 
 
 def hot_and_cold(bits: int = 0, **options: object) -> EmbeddingCollection:
@@ -20,6 +20,7 @@ def hot_and_cold(bits: int = 0, **options: object) -> EmbeddingCollection:
         "map": HotCold(5, cold=groups, num_rest=10, force=True),
         "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),
         "no hot": HotCold(0, cold=GeneralizedQR(2), num_rest=10, force=True),
+        "all cold": HotCold(0, cold=QR(4)),
         "pool": HotCold(5, cold=Pool(40), num_rest=10, force=True),
     }
     tables = [Table(name, N, D, scheme) for name, scheme in schemes.items()]
@@ -29,7 +30,7 @@ def hot_and_cold(bits: int = 0, **options: object) -> EmbeddingCollection:
     return quantize_(module, bits) if bits else module
 
 
-def several_widths(bits: int) -> EmbeddingCollection:
+def several_widths(bits: int = 0) -> EmbeddingCollection:
     """Rows in pieces of three numbers, so that their codes are padded."""
     tables = [
         Table("user", N, 12, QR(4)),
@@ -37,4 +38,5 @@ def several_widths(bits: int) -> EmbeddingCollection:
         Table("shop", N, 6, HotCold(3, cold=Pool(40))),
         Table("path", N, 12, CASES["path-mlp"]),
     ]
-    return quantize_(fill_(EmbeddingCollection(tables)), bits)
+    module = fill_(EmbeddingCollection(tables))
+    return quantize_(module, bits) if bits else module

@@ -137,9 +137,7 @@ RULES = tuple(rule for rule, entry in state.RULES.items() if entry.fused)
 LR = 0.05
 
 
-def fresh(
-    name: str, case: Case, betas: tuple[float, float] = (0.9, 0.99), lr: float = LR, seed: int | None = None
-) -> RowRule:
+def fresh(name: str, case: Case, betas=(0.9, 0.99), lr: float = LR, seed: int | None = None) -> RowRule:
     """A rule before its first step."""
     options = {"betas": betas} if state.RULES[name].lags else {"lr_decay": 0.01} if name != "sgd" else {}
     rule = fresh_rule(name, case.stored, lr, seed, **options)

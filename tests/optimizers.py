@@ -28,9 +28,7 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def collection(dtype: torch.dtype = torch.float64, sparse: bool = True, seed: int = 0) -> quorem.EmbeddingCollection:
     """Every operation; the concatenated table is half as wide, so rows of the others are two rows of the weight."""
     schemes = [
-        quorem.QR(4),
-        quorem.QR(4, operation="add"),
-        quorem.QR(4, operation="concat"),
+        *(quorem.QR(4, operation=op) for op in ("mult", "add", "concat")),
         quorem.GeneralizedQR(3),
         quorem.Full(),
     ]

@@ -81,9 +81,8 @@ def dense_by_hand(module: Tables, feature: int = 0) -> Tensor:
         if i == module.padding[feature]:
             vectors.append(torch.zeros_like(vectors_of(spec.operation, [t[0] for t in tables])))
             continue
-        buckets = [
-            int(p.index[i]) if isinstance(p, ExplicitPartition) else i // p.stride % p.size for p in spec.partitions
-        ]
+        parts = spec.partitions
+        buckets = [int(p.index[i]) if isinstance(p, ExplicitPartition) else i // p.stride % p.size for p in parts]
         x = vectors_of(spec.operation, [table[b] for table, b in zip(tables, buckets, strict=False)])
         if spec.hidden is not None:
             x = path_by_hand(module, feature, x, buckets[1:])
@@ -141,9 +140,8 @@ def reloaded(value: Any, **options: bool) -> Any:
 
 def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32, name: str = "") -> None:
     tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(
-        actual.double(), expected.double(), rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}"
-    )
+    near = {"rtol": tolerance, "atol": tolerance, "msg": lambda m: f"{name}: {m}"}
+    torch.testing.assert_close(actual.double(), expected.double(), **near)
 
 
 def assert_same_gradients(module: Tables, twin: Tables) -> None:

@@ -13,7 +13,6 @@ import pytest
 import typer
 from commands import invoke
 
-import quorem
 from quorem.cli import app
 
 README = Path(__file__).parents[2] / "README.md"
@@ -21,10 +20,6 @@ README = Path(__file__).parents[2] / "README.md"
 
 def python(code: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-
-def test_version():
-    assert invoke("--version").output == f"quorem {quorem.__version__}\n"
 
 
 COMMANDS = [["demo"], ["train", "--data", "log", "--out", "run"], ["reproduce", "figure4"], ["bench"]]
@@ -72,21 +67,6 @@ def test_help_is_quick_because_it_loads_nothing_heavy():
         "print(sorted({'torch', 'numpy', 'numba', 'polars', 'matplotlib'} & set(sys.modules)))"
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-def test_interrupt_exits_with_130_and_no_traceback():
-    pytest.importorskip("matplotlib", reason='the demo needs matplotlib: pip install "quorem[report]"')
-    done = python(
-        "import os, signal, sys\n"
-        "from quorem import cli\n"
-        "from quorem.experiments import demo\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
-        "demo.make_log = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.argv = ['quorem', 'demo']\n"
-        "cli.main()\n"
-    )
-    assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])

@@ -31,11 +31,6 @@ def test_prepare_criteo(raw, tmp_path):
     assert lines == [[f"{stage}: 100%", " 100 rows"] for stage in ("parse", "number", "write")]
 
 
-def test_a_missing_file_is_named(tmp_path):
-    done = invoke("prepare", "table", tmp_path / "none.csv", tmp_path / "out", "--label", "click", code=1)
-    assert done.output == f"quorem: {tmp_path / 'none.csv'} does not exist\n"
-
-
 def test_malformed_lines_are_shown(raw, tmp_path):
     raw.write_text(raw.read_text() + "a\tb\n")
     done = invoke("prepare", "criteo", raw, tmp_path / "out")
@@ -74,6 +69,8 @@ def test_columns_that_are_not_named_are_taken_for_what_they_look_like(tmp_path):
     named = invoke("prepare", "table", *where, "--label", "y", "--categorical", "user", "--overwrite")
     assert Prepared(tmp_path / "out").names == ["user"]
     assert "left out, since no option names them (--infer takes them too): when, row, x, tags" in named.output
+    used = invoke("prepare", "table", *where, "--label", "y", "--categorical", "user", "--drop", "user", code=1)
+    assert "drop (user) must not name columns that are used" in used.output
     both = ["--categorical", "row", "--infer", "--time", "when", "--overwrite"]
     done = invoke("prepare", "table", *where, "--label", "y", *both)
     assert "split by when: the file is not in time order (99 rows are earlier than the row before them)" in done.output
@@ -96,18 +93,6 @@ def test_synthesize_makes_no_folder_with_the_name_of_a_file(name, tmp_path):
     done = invoke("synthesize", tmp_path / name, "--rows", 500, code=1)
     assert not (tmp_path / name).exists()
     assert f"{name}) must be a folder or a .csv file: --raw writes text of Criteo's form" in done.output
-
-
-def test_labels_and_missing_values_in_other_words(tmp_path):
-    rows = "rating,user,price\n" + "5,a,?\n3,b,NA\n4,c,2\n" * 20
-    (tmp_path / "t.csv").write_text(rows)
-    columns = ["--label", "rating", "--positive", ">=4", "--categorical", "user", "--dense", "price"]
-    missing = ("--missing", "?", "--missing", "NA")
-    done = invoke("prepare", "table", tmp_path / "t.csv", tmp_path / "out", *columns, *missing)
-    assert "dense features: 1; categorical ones: 1 with 4 ids" in done.output
-    assert Prepared(tmp_path / "out").all.labels.tolist() == [1, 0, 1] * 20
-    refused = invoke("prepare", "table", tmp_path / "t.csv", tmp_path / "again", "--label", "rating", code=1)
-    assert "line 2: rating ('5') must be 0 or 1, or true or false, unless positive= (--positive)" in refused.output
 
 
 def test_inspect(raw, tmp_path):

@@ -19,13 +19,11 @@ class Model(nn.Module):
         self.friend.weight = self.user.weight
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("adagrad", torch.optim.Adagrad), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
-)
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam, torch.optim.SGD])
 @pytest.mark.parametrize("share", [0.5, 0.2])
-def test_what_is_allocated_fits_the_budget(name: str, kind: type[torch.optim.Optimizer], share: float) -> None:
+def test_what_is_allocated_fits_the_budget(kind: type[torch.optim.Optimizer], share: float) -> None:
     model = Model()
-    numbers = {"sgd": 1, "adagrad": 2, "adam": 3}[name]
+    numbers = {"SGD": 1, "Adagrad": 2, "Adam": 3}[kind.__name__]
     budget = int(share * numbers * 4 * 16 * 28_007)
     optimizer = kind(model.parameters(), lr=0.01)
     report = compress_(model, budget=budget, optimizer=optimizer)
@@ -89,15 +87,6 @@ def mixed(n: int) -> torch.Tensor:
     return counts[torch.randperm(n, generator=torch.Generator().manual_seed(0))]
 
 
-def test_lists_of_tied_modules_and_their_indices_count():
-    for budget in (1_000_000, 800_000):
-        model = nn.ModuleDict({name: nn.Embedding(100_000, 7) for name in "abc"})  # of 7 numbers no row is narrower
-        model["b"].weight = model["c"].weight = model["a"].weight
-        compress_(model, budget=budget, frequencies={"a": mixed(100_000)})
-        step(model, None)
-        assert model["a"].ranks.numel() and 0.8 * budget < bytes_of(model, None) <= budget
-
-
 def test_a_full_table_of_a_serving_plan_is_quantized():
     torch.manual_seed(0)
     model = nn.ModuleDict({"user": nn.Embedding(5000, 16), "day": nn.Embedding(40, 16)})
@@ -109,16 +98,6 @@ def test_a_full_table_of_a_serving_plan_is_quantized():
     quantize_(model, planned.bits)
     step(model, None)
     assert bytes_of(model, None) <= planned.bytes <= 70_000
-
-
-def test_a_narrow_table_does_not_grow():
-    """The linear term of DeepFM has width 1: a listed id costs as much as a row of its own."""
-    model = nn.ModuleDict({"wide": nn.Embedding(100_000, 16), "linear": nn.Embedding(100_000, 1)})
-    counts = dict.fromkeys(model, mixed(100_000))
-    report = compress_(model, budget="4MB", frequencies=counts)
-    step(model, None)
-    assert bytes_of(model, None) <= 4_000_000
-    assert all(entry.bytes_after <= entry.bytes_before for entry in report.entries)
 
 
 def test_a_plan_of_a_table_that_hashes_unknown_ids_can_be_applied():

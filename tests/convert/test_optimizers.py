@@ -54,18 +54,6 @@ def test_any_optimizer_of_torch_is_followed_or_refused_with_the_reason(name, ste
     assert moves(model, optimizer)
 
 
-@pytest.mark.parametrize("name", ["Adagrad", "Adam", "SGD", "RowWiseAdagrad"])
-def test_rows_of_an_optimizer_of_ours_are_followed(name):
-    model = model_of(sparse=True)
-    optimizer = getattr(optim, name)(model.parameters(), lr=0.1) if name != "Adam" else None
-    optimizer = optimizer or torch.optim.SparseAdam([model[0].weight], lr=0.1)
-    step(model, optimizer)
-    compress_(model, QR(4), fit=True)
-    before = model[0].stored.detach().clone()
-    step(model, optimizer)
-    assert not torch.equal(model[0].stored, before)
-
-
 @pytest.mark.parametrize("name", ["Adagrad", "Adam"])
 def test_of_dense_gradients_ours_and_torchs_have_the_same_state_afterwards(name):
     states = []
@@ -161,9 +149,7 @@ def test_one_that_keeps_parameters_in_a_list_of_its_own_is_refused():
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.all_params = list(model.parameters())  # as ZeroRedundancyOptimizer does
-    with pytest.raises(
-        ValueError, match=r"optimizer \(SGD\) also holds a table in all_params: change the model before"
-    ):
+    with pytest.raises(ValueError, match=r"optimizer \(SGD\) also holds a table in all_params: change"):
         compress_(model, QR(4))
     assert type(model[0]) is nn.Embedding
 
@@ -181,9 +167,7 @@ def test_decompress_is_followed_and_asks_before_a_state_is_lost():
     compress_(model, QR(4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     step(model, optimizer)
-    with pytest.raises(
-        ValueError, match=r"optimizer \(Adam\) has a state of composed tables.* pass optimizer=optimizer"
-    ):
+    with pytest.raises(ValueError, match=r"optimizer \(Adam\) has a state of composed .* pass optimizer=optimizer"):
         decompress_(model)
     assert type(model[0]) is Embedding
     decompress_(model, optimizer=optimizer)

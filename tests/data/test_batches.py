@@ -1,8 +1,6 @@
 """Prepared data as tensors: splits, batches, shuffles, jagged input, and folders that are not whole."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -106,9 +104,7 @@ def test_jagged_input_of_a_collection(with_bags):
     torch.testing.assert_close(out[:, 0], dense["user"][batch.ids[:, 0]])
     torch.testing.assert_close(out[:, 2], dense["shop"][batch.ids[:, 1]])
     tags = batch.bags["tags"]
-    pooled = torch.nn.functional.embedding_bag(
-        tags.values.long(), dense["tags"], tags.offsets, mode="sum", include_last_offset=True
-    )
+    pooled = torch.nn.functional.embedding_bag(tags.values.long(), dense["tags"], tags.offsets[:-1], mode="sum")
     torch.testing.assert_close(out[:, 1], pooled)
     with pytest.raises(ValueError, match="must be 2 single-valued features"):
         batch.jagged(["user", "tags"])
@@ -152,21 +148,6 @@ def test_folder_that_is_not_whole_is_refused(damage, error, message, criteo):
     damage(criteo.path)
     with pytest.raises(error, match=message):
         Prepared(criteo.path)
-
-
-def test_unknown_feature_is_refused(criteo):
-    for ask in (criteo.frequencies, criteo.vocabulary):
-        with pytest.raises(ValueError, match=r"name \('C27'\) must be one of the categorical features C1, "):
-            ask("C27")
-
-
-def test_reading_needs_neither_polars_nor_anything_heavier():
-    code = (
-        "import sys, quorem.data.prepared, quorem.data.synthetic, quorem.data;"
-        "print(*sorted({'polars', 'pandas', 'pyarrow', 'rich', 'typer'} & set(sys.modules)))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
 
 
 def test_reading_ahead_is_abandoned_without_waiting():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from click_logs import SAMPLE, assert_prepared, line, random_lines
+from refusals import refused
 
 from quorem.data.config import PrepareConfig
 from quorem.data.criteo import prepare_criteo
@@ -141,33 +142,12 @@ def test_unusable_file_is_refused(data, message, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["raw.txt"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ids": "name"}, r"ids \('name'\) must be"),
-        ({"vocabulary": "test"}, r"vocabulary \('test'\) must be"),
-        ({"days": 1}, r"days \(1\) must be in \[2, 100000\]"),
-        ({"max_malformed": -1}, r"max_malformed \(-1\) must be at least 0"),
-    ],
+test_wrong_options_are_refused = refused(
+    (lambda: PrepareConfig(ids="name"), ValueError, r"ids \('name'\) must be"),
+    (lambda: PrepareConfig(vocabulary="test"), ValueError, r"vocabulary \('test'\) must be"),
+    (lambda: PrepareConfig(days=1), ValueError, r"days \(1\) must be in \[2, 100000\]"),
+    (lambda: PrepareConfig(max_malformed=-1), ValueError, r"max_malformed \(-1\) must be at least 0"),
 )
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        PrepareConfig(**options)
-
-
-def test_fewer_rows_than_days(tmp_path):
-    result = prepared(tmp_path, LINES[:3])
-    assert [len(result.split(name)) for name in ("train", "validation", "test")] == [3, 0, 0]
-
-
-def test_progress_is_reported(tmp_path):
-    seen = []
-    prepared(tmp_path, LINES, block_bytes=20_000, progress=lambda *report: seen.append(report))
-    for stage in ("parse", "number", "write"):
-        done = [part for name, part, _ in seen if name == stage]
-        assert done == sorted(done)
-        assert done[-1] == 1
-    assert seen[-1][2] == len(LINES)
 
 
 needs_sample = pytest.mark.skipif(

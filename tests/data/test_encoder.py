@@ -13,7 +13,7 @@ import polars as pl
 import torch
 
 from quorem.data.config import PrepareConfig
-from quorem.data.encoder import Encoder, Vocabulary
+from quorem.data.encoder import Encoder
 from quorem.data.encoding import KIND, read_encoding, write_encoding
 from quorem.data.prepared import Prepared
 from quorem.data.table import prepare_table
@@ -146,11 +146,6 @@ def test_a_missing_column(tmp_path: Path) -> None:
     given = {name: values for name, values in rows(other=[1]).items() if name not in ("late", "age")}
     with pytest.raises(ValueError, match="rows have no column age, late"):
         encoder(prepared(tmp_path), tmp_path)(given)
-
-
-def test_an_empty_vocabulary() -> None:
-    nothing = Vocabulary(torch.empty(0, dtype=torch.uint8), 1)
-    assert len(nothing.tokens) == 0 and nothing.ids(pl.Series(["a"])).tolist() == [-1]
 
 
 def test_damaged_encodings(tmp_path: Path) -> None:

@@ -3,19 +3,18 @@
 import datetime
 import math
 import random
-import re
 
 import pytest
 
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
+import pytest
 import torch
 
 from quorem.data import text as parser
 from quorem.data.config import PrepareConfig
-from quorem.data.infer import choose_columns
-from quorem.data.meta import Columns
+from quorem.data.infer import ROWS, infer
 from quorem.data.source import open_source
 from quorem.data.table import prepare_table
 from quorem.data.values import LABEL_RULE
@@ -196,13 +195,6 @@ def test_malformed_lines_of_a_csv(tmp_path, block_bytes):
     check_contents(result)
 
 
-def test_a_rule_that_many_lines_break_is_written_once(tmp_path):
-    shown = "; ".join([f"line 2: y ('yes') {LABEL_RULE}", *(f"line {k}: y ('no')" for k in range(3, 7))]) + ", ..."
-    (tmp_path / "t.csv").write_text("y,c\n" + "yes,a\n" + 20 * "no,b\n")
-    with pytest.raises(ValueError, match=re.escape(shown)):
-        prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", categorical=["c"])
-
-
 def test_malformed_rows_of_a_parquet(tmp_path):
     pl.DataFrame({"y": [0, 5, 1], "c": ["a", "b", "c"]}).write_parquet(tmp_path / "t.parquet")
     options = {"label": "y", "categorical": ["c"], "config": PrepareConfig(max_malformed=0)}
@@ -243,26 +235,6 @@ def test_wrong_arguments_are_refused(options, message, tmp_path):
 def test_unusable_csv_is_refused(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         prepared(tmp_path, text)
-
-
-def test_a_file_that_is_no_parquet_is_named(tmp_path):
-    (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
-    with pytest.raises(ValueError, match=r"t\.parquet is not a Parquet file, or damaged"):
-        prepare_table(tmp_path / "t.parquet", tmp_path / "out", label="y", categorical=["c"])
-
-
-def test_columns_to_infer_are_those_that_nothing_names(tmp_path):
-    (tmp_path / "t.csv").write_text("y,user,tags\n" + "0,a,p|q\n1,b,p\n" * 40)
-    named, table = Columns("y", (), ()), open_source(tmp_path / "t.csv")
-    chosen, _, _ = choose_columns(table, named, drop=["user"])
-    assert (chosen.categorical, chosen.bags) == (("tags",), ("tags",))
-    with pytest.raises(ValueError, match=r"categorical \(--categorical\) must name at least one column"):
-        choose_columns(table, named, drop=["user", "tags"])
-    with pytest.raises(ValueError, match=r"drop \(user\) must not name columns that are used"):
-        choose_columns(table, Columns("y", (), ("user",)), drop=["user"])
-    assert choose_columns(table, Columns("y", (), (), ("tags",)))[0].categorical == ("tags",)
-    chosen, _, _ = choose_columns(table, Columns("y", (), (), ("user",)), infer_others=True)  # few have a separator
-    assert (chosen.categorical, chosen.bags) == (("user", "tags"), ("user", "tags"))
 
 
 @pytest.mark.parametrize("name", ["t[1].parquet", "t*.parquet"])
@@ -332,15 +304,61 @@ def test_rows_of_a_single_time_are_split_by_their_number(tmp_path):
     assert split == {"train": (0, 4), "validation": (4, 6), "test": (6, 8)}
 
 
-def test_a_file_is_read_once(tmp_path, monkeypatch):
-    """Also if separator, columns and their kinds are found out from its first rows."""
+pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
-    def noting(seen, function):
-        return lambda first, *args, **options: (seen.append(first), function(first, *args, **options))[1]
 
-    opened, parsed = [], []
-    monkeypatch.setattr("builtins.open", noting(opened, open))
-    monkeypatch.setattr(parser, "_parse", noting(parsed, parser._parse))
-    result = prepared(tmp_path, CSV.replace(",", ";"), label="click", dense=[], categorical=[], multi=[])
-    assert result.num_rows == 4
-    assert opened.count(tmp_path / "table.csv") == 1 and len(parsed) == 2  # for the kinds of columns, and for the rows
+def infer_columns(path):
+    source = open_source(path)
+    return infer(source.first_rows(list(source.schema), ROWS))
+
+
+def test_columns_are_taken_for_what_they_look_like(tmp_path):
+    rows = [
+        f"{k % 3 > 0},{k},{k / 4},{k * 7},{k},{k:05},{k % 5},word{k % 6},{'a|b' if k % 2 else 'c'},NA,x|{k}"
+        f",2024-01-{1 + k % 28:02}"
+        for k in range(100)
+    ]
+    header = "y,row,price,clicks,user_id,postcode,weekday,shop,tags,nothing,rare,when"
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]).replace("x|7", "x/7") + "\n")
+    inferred = {c.name: (c.kind, c.reason) for c in infer_columns(tmp_path / "t.csv")}
+    assert inferred == {
+        "y": ("category", "text"),
+        "row": ("number", "whole numbers"),
+        "price": ("number", "numbers with fractions"),
+        "clicks": ("number", "whole numbers"),
+        "user_id": ("category", "whole numbers under a name of ids"),
+        "postcode": ("category", "whole numbers with leading zeros"),
+        "weekday": ("category", "whole numbers, only 5 of them"),
+        "shop": ("category", "text"),
+        "tags": ("list", "50% of the texts have '|' in them"),
+        "nothing": ("none", "no value in the first 100,000 rows"),
+        "when": ("none", "times: --time when splits the rows by them"),
+        "rare": ("list", "89% of the texts have '|' in them"),
+    }
+    result = prepare_table(tmp_path / "t.csv", tmp_path / "out", label="y", time="row")
+    assert result.dense_names == ["price", "clicks"]
+    assert result.names == ["user_id", "postcode", "weekday", "shop", "tags", "rare"]
+    assert result.meta.columns.bags == ("tags", "rare")
+    assert result.all.labels.tolist() == [int(k % 3 > 0) for k in range(100)]
+
+
+def test_columns_of_a_parquet_file_are_taken_for_their_types(tmp_path):
+    values = {
+        "when": (pl.Series([1, 2]).cast(pl.Datetime), "none"),
+        "list": ([[1], [2, 3]], "list"),
+        "flag": ([True, None], "category"),
+        "x": ([0.5, None], "number"),
+        "text": (["a", ""], "category"),
+        "struct": ([{"a": 1}, {"a": 2}], "none"),
+    }
+    pl.DataFrame({name: column for name, (column, _) in values.items()}).write_parquet(tmp_path / "t.parquet")
+    inferred = {c.name: c.kind for c in infer_columns(tmp_path / "t.parquet")}
+    assert inferred == {name: kind for name, (_, kind) in values.items()}
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_the_one_that_makes_the_label_a_column(tmp_path, separator):
+    (tmp_path / "t.csv").write_text(separator.join(["y", "x,z;" if separator == "|" else "x"]) + "\n")
+    assert open_source(tmp_path / "t.csv", column="y").separator == separator
+    most_columns = "," if separator == "|" else separator
+    assert open_source(tmp_path / "t.csv", column="nothing").separator == most_columns

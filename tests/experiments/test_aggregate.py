@@ -9,7 +9,7 @@ from commands import invoke
 from runs_of_training import CARDINALITIES, small_log, small_run
 
 from quorem import models
-from quorem.experiments.aggregate import aggregate, command_of, curve, without_seed
+from quorem.experiments.aggregate import aggregate, command_of, without_seed
 from quorem.experiments.figures import Dataset, Figure, Made, Point, Result
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
 from quorem.experiments.reproduce import plan
@@ -91,15 +91,6 @@ def test_a_damaged_result_is_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{runs_of(made)[0].key()}.*result.json is damaged: .*; remove it"):
         aggregate(made, tmp_path)
-
-
-def test_one_validation_is_no_curve_and_damaged_metrics_are_named(tmp_path):
-    final = {"step": 5, "validation": {"log_loss": 0.5}, "test": {"log_loss": 0.5}}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(sealed(final)) + "\n")
-    assert curve([tmp_path / "metrics.jsonl"]) == []
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "validation"')
-    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged"):
-        curve([tmp_path / "metrics.jsonl"])
 
 
 def test_missing_and_failed_trials_are_counted(tmp_path):

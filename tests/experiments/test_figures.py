@@ -1,8 +1,12 @@
 """Each figure asks for what the paper describes, and runs that figures share are the same runs."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 from made_up_results import result
+from refusals import refused
 
 from quorem import EmbeddingCollection, models
 from quorem.data.shape import CARDINALITIES
@@ -88,23 +92,15 @@ def test_a_figure_whose_points_could_not_be_trained_is_refused(config, match):
         Figure(axes=FIGURES["figure4"].axes, made=MADE, points=[]).runs(result(config=config))
 
 
-POINT, AXES = {"series": "mult", "x": 4, "options": {}}, {"name": "a", "title": "t", "x_label": "x"}
-
-
-@pytest.mark.parametrize(
-    ("cls", "options", "match"),
-    [
-        (Point, POINT | {"x": "four"}, r"x \('four'\) of point 'mult' must be a finite number, or None"),
-        (Point, POINT | {"x": float("nan")}, r"x \(nan\) of point 'mult' must be a finite number"),
-        (Point, POINT | {"options": None}, r"options \(None\) of point 'mult' must be a mapping"),
-        (Axes, AXES | {"name": "a/b"}, r"name \('a/b'\) must be letters"),
-        (Axes, AXES | {"x": "foo"}, r"x \('foo'\) must be one of 'x', 'parameters', 'embedding_bytes', 'step'"),
-        (Axes, AXES | {"y": "loss"}, r"y \('loss'\) must be one of 'test', 'validation', 'parameters'"),
-    ],
+point, axes = partial(Point, series="mult"), partial(Axes, title="t", x_label="x")
+test_points_and_axes_are_checked = refused(
+    (lambda: point(x="four", options={}), ValueError, r"x \('four'\) of point 'mult' must be a finite number, or None"),
+    (lambda: point(x=math.nan, options={}), ValueError, r"x \(nan\) of point 'mult' must be a finite number"),
+    (lambda: point(x=4, options=None), ValueError, r"options \(None\) of point 'mult' must be a mapping"),
+    (lambda: axes(name="a/b"), ValueError, r"name \('a/b'\) must be letters"),
+    (lambda: axes(name="a", x="foo"), ValueError, r"x \('foo'\) must be one of 'x', 'parameters', 'embedding_bytes'"),
+    (lambda: axes(name="a", y="loss"), ValueError, r"y \('loss'\) must be one of 'test', 'validation', 'parameters'"),
 )
-def test_points_and_axes_are_checked(cls, options, match):
-    with pytest.raises(ValueError, match=match):
-        cls(**options)
 
 
 PRINTED = {  # in the paper

@@ -11,10 +11,9 @@ pytest.importorskip("selenium", reason='needs Selenium: pip install "quorem[dev]
 pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[report]"')
 
 from made_up_results import DATA, figure, result, sweep
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import WebDriverWait
 
 from quorem.experiments.report.page import page
 
@@ -67,10 +66,6 @@ def losses(browser: Any) -> list[float]:
     return browser.execute_script(f"return [...{cells}].map(cell => Number(cell.textContent.split(' ')[0]))")
 
 
-def heading(browser: Any, name: str) -> Any:
-    return browser.find_element(By.XPATH, f"//table[@id='points']//th[button[starts-with(., '{name}')]]")
-
-
 def test_it_loads_from_a_file_and_draws_every_panel(opened):
     browser = opened()
     assert browser.execute_script("return location.protocol") == "file:"
@@ -78,23 +73,6 @@ def test_it_loads_from_a_file_and_draws_every_panel(opened):
     drawn = [len(box.find_elements(By.CSS_SELECTOR, "svg [data-series]")) for box in boxes]
     assert len(drawn) == 6 and all(drawn)  # trade-off and figure 6 of two networks, figure 4 of one and its whole
     assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
-
-
-def test_a_name_is_text(opened):
-    browser = opened("two.html")
-    assert browser.title == "quorem: results"
-    assert EVIL in browser.find_element(By.CSS_SELECTOR, "#d1 .legend").text
-
-
-def test_pointing_shows_configuration_and_mean(opened):
-    browser = opened()
-    mark = browser.find_elements(By.CSS_SELECTOR, "#d0f0 .panel:first-child [data-about]")[-1]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
-    ActionChains(browser).move_to_element(mark).perform()
-    wait(browser, "return !document.querySelector('#tip').hidden")
-    text = browser.find_element(By.ID, "tip").text
-    for part in ("mult", "DCN", "scheme QR(num_collisions=4)", "threshold 0", "optimizer Adagrad", "trials 5"):
-        assert part in text
 
 
 def test_headings_sort_by_keyboard_and_the_focus_is_seen(opened):
@@ -106,7 +84,8 @@ def test_headings_sort_by_keyboard_and_the_focus_is_seen(opened):
             break
         active.send_keys(Keys.TAB)
     assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) == "solid"
-    before, head = losses(browser), heading(browser, "test log loss")
+    head = browser.find_element(By.XPATH, "//table[@id='points']//th[button[starts-with(., 'test log loss')]]")
+    before = losses(browser)
     assert before != sorted(before) and head.get_attribute("aria-sort") == "none"
     active.send_keys(Keys.ENTER)
     assert losses(browser) == sorted(before) and head.get_attribute("aria-sort") == "ascending"
@@ -132,35 +111,6 @@ def test_search_finds_the_points_that_have_every_word(opened):
     assert matches("20 mult dlrm") == [("mult", "20")] and len(shown_points(browser)) == 1
     assert matches("num_collisions=4 hash 1") == [("hash", "1")]
     assert matches("nothing") == [] and browser.find_element(By.ID, "shown").text == "0 of 34 points"
-
-
-def test_a_phone_has_no_headings_and_sorts_by_a_choice(opened):
-    browser = opened(width=390)
-    Select(browser.find_element(By.ID, "sort")).select_by_visible_text("test log loss")
-    assert losses(browser) == sorted(losses(browser))
-
-
-def test_the_legend_hides_a_method(opened):
-    browser = opened()
-    button = browser.find_element(By.XPATH, "//*[@id='d0f0']//button[contains(., 'mult')]")
-    marks = "#d0f0 .panel:first-child [data-about]"
-    assert len(browser.find_elements(By.CSS_SELECTOR, marks)) == 6
-    button.send_keys(Keys.ENTER)
-    assert button.get_attribute("aria-pressed") == "false"
-    shown = "return [...document.querySelectorAll(arguments[0])].filter(mark => mark.getClientRects().length).length"
-    assert browser.execute_script(shown, marks) == 3
-
-
-def test_a_point_opens_its_command_and_configuration(opened):
-    browser = opened()
-    point = browser.find_elements(By.CSS_SELECTOR, "tbody.point")[2]
-    assert not point.find_element(By.TAG_NAME, "pre").is_displayed()
-    point.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
-    command, config = point.find_elements(By.TAG_NAME, "pre")
-    assert command.text == "quorem train --x 1" and '"scheme": "QR"' in config.text
-    button = point.find_element(By.CSS_SELECTOR, ".copy button")
-    button.click()
-    wait(browser, "return arguments[0].textContent !== 'Copy'", button)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -199,16 +149,3 @@ def test_nothing_scrolls_sideways(opened, name, width):
     assert browser.execute_script(over) == 0
     widest = "return Math.max(...[...document.querySelectorAll('.plot')].map(p => p.clientWidth))"
     assert browser.execute_script(widest) < width
-
-
-def test_the_first_tab_offers_to_skip_to_the_results(opened):
-    browser = opened()
-    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
-    assert browser.switch_to.active_element.text == "Skip to the results"
-    browser.switch_to.active_element.send_keys(Keys.ENTER)
-    assert browser.execute_script("return document.activeElement.id") == "main"
-
-
-def test_a_page_without_points_opens(opened, files):
-    page([figure([], DATA)], files / "empty.html")
-    assert "No point of any figure is trained yet." in opened("empty.html").find_element(By.TAG_NAME, "body").text

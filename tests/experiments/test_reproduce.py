@@ -13,7 +13,6 @@ from runs_of_training import small_log
 
 from quorem.experiments import reproduce
 from quorem.experiments.figures import Figure
-from quorem.training.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--trials", 2, "--optimizers", "adagrad", "--rows", 256, "--device", "cpu")
@@ -136,19 +135,6 @@ def test_wrong_arguments_are_told(log, tmp_path):
     ):
         assert message in invoke("reproduce", "figure4", "--data", log, "--out", tmp_path, *arguments, code=1).stderr
     assert "has neither finished runs nor figures as JSON" in invoke("report", tmp_path, code=1).stderr
-
-
-def test_order_of_training():
-    runs = [
-        [RunConfig(data="a", seed=s, threshold=t, optimizer=o) for o in ("adagrad", "amsgrad") for s in (0, 1)]
-        for t in (0, 9)
-    ]
-    on_cpu = [config for (config,) in reproduce.in_turns(runs, "cpu")]
-    assert [config.seed for config in on_cpu] == [0] * 4 + [1] * 4
-    on_gpu = reproduce.in_turns(runs, "cuda")
-    assert [[(c.threshold, c.optimizer, c.seed) for c in group] for group in on_gpu] == [
-        [(t, o, s) for o in ("adagrad", "amsgrad") for s in (0, 1)] for t in (0, 9)
-    ]
 
 
 def test_committed_results_are_figures_with_their_origin():

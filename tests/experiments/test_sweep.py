@@ -86,12 +86,6 @@ def test_finished_runs_are_skipped_and_models_are_not_kept(log, tmp_path):
     assert len(after) == 3 and {key: after[key] for key in before} == before
 
 
-def test_a_run_asked_for_twice_is_trained_once(log, tmp_path):
-    config, other = small_run(log), small_run(log, seed=1)
-    made = sweep.new(tmp_path, [[config, config], [other, config]], log.path, "cpu")
-    assert made.runs == [[config], [other]]
-
-
 def test_a_failure_is_recorded_and_the_others_go_on(log, tmp_path):
     bad = small_run(log, lr=1e30, scheme=Full(), epochs=4)  # not finite for long
     good = small_run(log, seed=1)
@@ -104,16 +98,6 @@ def test_a_failure_is_recorded_and_the_others_go_on(log, tmp_path):
     assert not again.has_failed(bad)  # a new sweep tries it again
     work(again)
     assert again.has_failed(bad)
-
-
-def test_missing_data_fails_the_run_alone(log, tmp_path):
-    config = small_run(log)
-    made = sweep.new(tmp_path / "runs", [[config]], tmp_path / "nowhere", "cpu")
-    work(made)
-    assert "nowhere" in json.loads(made.error(config).read_text())["error"]
-    made = made_of(log, tmp_path / "runs", [config])
-    work(made)
-    assert made.is_done(config) and not made.error(config).exists()
 
 
 def test_one_failing_of_several_on_a_gpu_is_found_by_itself(log, tmp_path, monkeypatch):

@@ -1,14 +1,13 @@
 """Saved models that are damaged or of another kind: refused with a ValueError that names the file."""
 
 import json
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from limits import limited_memory
 from oracles import CASES, D, N, fill_
 from torch import nn
 
@@ -41,18 +40,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "model"
     save(network(), path)
     return path
-
-
-@contextmanager
-def limited_memory() -> Iterator[None]:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def boundaries(path: Path) -> list[int]:
@@ -160,7 +147,7 @@ def test_headers_that_are_no_headers(text: bytes, match: str, tmp_path: Path) ->
 def test_a_header_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
     for length in (2**63, 2**64 - 1, 10**12, 1000):
         (tmp_path / "hostile").write_bytes(length.to_bytes(8, "little") + b"{}" * 10)
-        with limited_memory(), pytest.raises(ValueError, match="hostile"):
+        with limited_memory(SPARE_BYTES), pytest.raises(ValueError, match="hostile"):
             load(tmp_path / "hostile")
 
 

@@ -1,14 +1,16 @@
 """``quorem.save`` and ``quorem.load``: every scheme comes back as it was, and what does not fit is refused by name."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hot_cold_cases import COUNTS, hot_and_cold, several_widths
 from oracles import CASES, DTYPES, FEW, D, N, fill_
 
 import quorem
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Pool, Table, optim, quantize_
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, HotCold, Table, optim, quantize_
 from quorem.files.saved_model import load, save
 from quorem.models import DCN, DLRM
 from quorem.modules.lookup import Tables
@@ -38,52 +40,15 @@ def assert_same(a: Tables, b: Tables) -> None:
     torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=0)
 
 
-COLD = ExplicitPartition([i % 7 for i in range(45)])
-HOT_COLD = {
-    "qr": HotCold(5, cold=QR(4), force=True),
-    "rest": HotCold(5, cold=QR(4, operation="concat"), num_rest=10, force=True),
-    "path": HotCold(5, cold=CASES["path-mlp"], num_rest=10, force=True),
-    "map": HotCold(5, cold=quorem.Custom((COLD,), check=False), num_rest=10, force=True),
-    "no cold": HotCold(20, cold=QR(4), num_rest=40, force=True),
-    "no hot": HotCold(0, cold=quorem.GeneralizedQR(2), num_rest=10, force=True),
-    "all cold": HotCold(0, cold=QR(4)),
-    "pool": HotCold(5, cold=Pool(40), num_rest=10, force=True),
-}
-COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("frequencies", [None, COUNTS], ids=["by frequency", "ranked"])
-@pytest.mark.parametrize("case", HOT_COLD)
-def test_hot_and_cold_ids(case: str, frequencies: torch.Tensor | None, tmp_path: Path) -> None:
-    module = fill_(Embedding(N, D, HOT_COLD[case], padding_idx=7, frequencies=frequencies))
-    save(module, tmp_path / "table")
-    other = load(tmp_path / "table")
-    assert_same(module, other)
-    assert torch.equal(module(IDS), other(IDS)) and torch.equal(module.to_dense(), other.to_dense())
-
-
-def pooled(**options: object) -> EmbeddingCollection:
-    """Pools of two widths, a table that two features read, paths behind hot ids, lists of ids."""
-    tables = [
-        Table("user", N, D, HotCold(5, cold=Pool(40), num_rest=10), frequencies=COUNTS),
-        Table("item", N, D, HotCold(3, cold=Pool(40)), features=("clicked", "seen"), padding_idx=2),
-        Table("shop", N, 6, HotCold(3, cold=Pool(40))),
-        Table("city", N, D, HOT_COLD["path"], features=("from", "to"), frequencies=COUNTS),
-        Table("day", 7, D),
-    ]
-    return fill_(EmbeddingCollection(tables, **options))
-
-
 @pytest.mark.parametrize("bits", [0, 8, 4])
-def test_pools_and_tables_of_several_features(bits: int, tmp_path: Path) -> None:
-    module = pooled()
-    if bits:
-        quantize_(module, bits)
+@pytest.mark.parametrize("make", [hot_and_cold, several_widths])
+def test_hot_and_cold_ids_and_pools(make: Callable[[int], EmbeddingCollection], bits: int, tmp_path: Path) -> None:
+    module = make(bits)
     save(module, tmp_path / "tables")
     other = load(tmp_path / "tables")
     assert_same(module, other)
     assert other.features == module.features and other.bits == bits and other.dtype == torch.float32
-    ids = torch.randint(0, 7, (9, 7))
+    ids = IDS[:, None].expand(N, len(module.features)).contiguous()
     assert torch.equal(module(ids), other(ids))
 
 
@@ -142,9 +107,7 @@ def test_what_is_frozen_stays_frozen(tmp_path: Path) -> None:
     assert frozen == ["embeddings.stored", "output.bias"]
 
 
-def test_a_table_that_stayed_full_comes_back_without_a_warning(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_table_that_stayed_full_comes_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     with pytest.warns(UserWarning, match="1 of 1 tables stay full"):
         module = Embedding(3, D, QR(4, operation="feature"))
     save(module, tmp_path / "table")
@@ -167,7 +130,7 @@ def test_parameters_are_the_mapped_file_and_private(tmp_path: Path) -> None:
 
 
 def test_what_was_loaded_is_saved_by_torch(tmp_path: Path) -> None:
-    tables = [Table("a", 20_000, D), Table("b", N, D, HOT_COLD["rest"], frequencies=COUNTS)]
+    tables = [Table("a", 20_000, D), Table("b", N, D, HotCold(5, cold=QR(4), num_rest=10), frequencies=COUNTS)]
     save(quantize_(DLRM(EmbeddingCollection(tables))), tmp_path / "model")
     model = load(tmp_path / "model")
     torch.save(model.state_dict(), tmp_path / "state")  # rows of bytes, lists of integers, layers of floats

@@ -8,9 +8,10 @@ from fit_cases import FITTED, buckets_of, compose, fitted, made_by, noise, uneve
 from oracles import CASES, D, N, fill_
 from torch import Tensor
 
+import quorem.fit.target
 from quorem import QR, ChineseRemainder, Custom, Embedding, EmbeddingBag, Full, GeneralizedQR, Hash, HotCold, Pool
 from quorem.fit import fit_
-from quorem.paper.partitions import ExplicitPartition
+from quorem.paper.partitions import ExplicitPartition, Partition
 from quorem.paper.schemes import Scheme
 
 # Products of four tables, or in which few combinations of buckets occur: alternation need not find them.
@@ -32,9 +33,7 @@ def test_what_a_scheme_can_hold_is_recovered(case: str, frequencies: Tensor | No
     [*(("add", collisions, k) for collisions in (None, 4) for k in (2, 3, 4)), ("mult", None, 2), ("mult", None, 3)],
 )
 @pytest.mark.parametrize("family", [GeneralizedQR, ChineseRemainder])
-def test_recovered_on_full_and_sparse_grids(
-    family: type[GeneralizedQR], k: int, collisions: int | None, operation: str
-) -> None:
+def test_recovered_on_full_and_sparse_grids(family: type, k: int, collisions: int | None, operation: str) -> None:
     """With rows to spend, few of the combinations of buckets occur."""
     spec = family(k, num_collisions=collisions, operation=operation).spec(1000, 3)
     dense = made_by(spec).float()
@@ -204,3 +203,32 @@ def test_refusals(dense: Tensor, frequencies: Tensor | None, message: str) -> No
         fitted(QR(4).spec(N, D), dense, frequencies)
     with pytest.raises(ValueError, match=r"scheme \(Path\(.*\) must not be path-based"):
         fitted(CASES["path-mlp"].spec(N, D), noise(N, D))
+
+
+def test_the_padding_row_counts_for_nothing() -> None:
+    """Whatever it holds: the others are fitted as by weights of zero and one."""
+    dense = noise(N, D) + 2
+    holed = dense.index_fill(0, torch.tensor([7]), torch.nan)
+    others = torch.arange(N) != 7
+    for case in ("hash", "qr-add", "qr-mult", "generalized3-mult", "mixed-concat"):
+        spec = FITTED[case].spec(N, D)
+        vectors = compose(fitted(spec, holed, padding_idx=7 - N), spec)
+        expected = compose(fitted(spec, dense, others.float()), spec)
+        torch.testing.assert_close(vectors[others], expected[others], rtol=0.01, atol=0.01)
+    (stored,) = fitted(Hash(4).spec(N, D), holed, padding_idx=7)
+    torch.testing.assert_close(stored[7], dense[[22, 37, 52]].mean(0))
+
+
+def test_the_size_of_blocks_and_columns_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = ["hash", "qr-add", "qr-mult", "qr-quotient-mult", "chinese2-add", "generalized3-add", "mixed-mult"]
+    wide = Custom((Partition(20, 3), Partition(1, 20)), operation="add", force=True)
+    schemes = [FITTED[case] for case in cases]
+    specs = [scheme.spec(N, 3) for scheme in (wide, *schemes)]
+    dense, frequencies = noise(N, 3) + 2, torch.arange(1.0, N + 1)
+    expected = [fitted(spec, dense, frequencies) for spec in specs]
+    for numbers in (7, 40):
+        monkeypatch.setattr(quorem.fit.target, "BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(quorem.fit, "MEMORY", 0)  # a column at a time
+        for spec, tables in zip(specs, expected, strict=True):
+            vectors = compose(fitted(spec, dense, frequencies), spec)
+            torch.testing.assert_close(vectors, compose(tables, spec), rtol=0.01, atol=0.01)

@@ -6,7 +6,6 @@ from torch import nn
 
 import quorem
 from quorem import models
-from quorem.models.presets import is_custom
 
 TEXT = """
 from torch import nn
@@ -83,11 +82,3 @@ def test_a_file_that_does_not_run_is_told_in_a_line(file):
         models.build(f"{file}:build", embeddings(), preset="table1")
     with pytest.raises(FileNotFoundError):
         models.pinned(f"{file.parent / 'absent.py'}:build")
-
-
-@pytest.mark.parametrize("name", ["dlrm", "my_model:build", "my_model.py", "my_model.py:1x", "a.py:b#123"])
-def test_other_names_are_no_files(name):
-    assert not is_custom(name) and is_custom("nets/wide.py:build")
-    if name != "dlrm":
-        with pytest.raises(ValueError, match=r"must be one of .*, or FILE\.py:FUNCTION of your own"):
-            models.build(name, embeddings())

@@ -49,8 +49,3 @@ def test_default_is_the_text_of_section_5_1():
     sizes = [[(layer.in_features, layer.out_features) for layer in layers(part)] for part in (model.bottom, model.top)]
     assert sizes == [[(13, 512), (512, 256), (256, 64), (64, 16)], [(27 * 26 // 2 + 16, 512), (512, 256)]]
     assert model.output.weight.shape == (1, 256)
-
-
-def test_state_holds_parameters_only():
-    model = DLRM(nn.Identity(), embedding_dims=(4,) * 3)
-    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}

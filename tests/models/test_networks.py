@@ -1,9 +1,11 @@
 """What each network must do, whatever embeddings they are handed."""
 
+from functools import partial
 from math import sqrt
 
 import pytest
 import torch
+from refusals import Case, refused
 from torch import nn
 from torch.func import functional_call
 
@@ -90,15 +92,6 @@ def test_any_module_will_do(network):
 
 
 @each
-def test_jagged_ids_reach_the_embeddings(network):
-    torch.manual_seed(0)
-    model = SMALL[network](tables("mult"))
-    dense, ids = batch(6)
-    bags = torch.arange(4 * 6 + 1)  # bags of one id, feature by feature
-    torch.testing.assert_close(model(dense, ids.T.flatten(), bags), model(dense, ids))
-
-
-@each
 def test_gradients_agree_with_finite_differences(network):
     torch.manual_seed(0)
     model = TINY[network](nn.Identity(), embedding_dims=(2,) * 5, dtype=torch.float64)
@@ -167,60 +160,36 @@ def test_deterministic_mode_has_an_answer(network):
 
 
 @each
-@pytest.mark.gpu
-def test_runs_in_a_cuda_graph(network):
-    torch.manual_seed(0)
-    model = SMALL[network](tables("mult", on_invalid_id="trust")).cuda()
-    dense, ids = (x.cuda() for x in batch(40))
-    expected = model(dense, ids).detach()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = model(dense, ids)
-    graph.replay()
-    torch.testing.assert_close(got.detach(), expected)
-
-
-@each
 def test_wrong_inputs_are_named(network):
     model = SMALL[network](tables("mult"))
     dense, ids = batch(5)
     with pytest.raises(ValueError, match=r"dense has shape \(5, 2\) but must be \[B, 3\]"):
         model(dense[:, :2], ids)
-    with pytest.raises(
-        ValueError, match=r"gave shape \(5, 4, 4\) but must give 16 columns \(4 vectors\) for each of the 3"
-    ):
+    with pytest.raises(ValueError, match=r"gave shape \(5, 4, 4\) but must give 16 columns \(4 .*\) for each of the 3"):
         model(dense[:3], ids)
     with pytest.raises(ValueError, match=r"gave shape \(5, 3, 4\) but must give 16 columns"):
         model.logits(dense, torch.zeros(5, 3, 4))
 
 
-@each
-def test_wrong_sizes_are_named(network):
-    build = {"dcn": models.DCN, "dlrm": models.DLRM}[network]
-    with pytest.raises(ValueError, match=r"embedding_dims must be given: embeddings \(Plain\) does not say its own"):
-        build(Plain((4, 4, 4, 4)))
-    with pytest.raises(ValueError, match=r"embedding_dims \(\(4, 0\)\) must be one or more widths of at least 1"):
-        build(Plain((4, 4, 4, 4)), embedding_dims=(4, 0))
-    with pytest.raises(ValueError, match=r"num_dense \(-1\) must be at least 0"):
-        build(tables("full"), num_dense=-1)
-    hidden = {"dcn": "deep", "dlrm": "top"}[network]
-    with pytest.raises(ValueError, match=rf"{hidden} \(\(\)\) must have at least one layer"):
-        build(tables("full"), **{hidden: ()})
-    with pytest.raises(ValueError, match=r"sizes \(.*\) must all be at least 1"):
-        build(tables("full"), **{hidden: (4, 0)})
+def wrong_sizes(build: type[nn.Module], hidden: str) -> list[Case]:
+    plain = Plain((4, 4, 4, 4))
+    return [
+        (lambda: build(plain), ValueError, r"embedding_dims must be given: embeddings \(Plain\) does not say its own"),
+        (lambda: build(plain, embedding_dims=(4, 0)), ValueError, r"embedding_dims \(\(4, 0\)\) must be one or more"),
+        (lambda: build(tables("full"), num_dense=-1), ValueError, r"num_dense \(-1\) must be at least 0"),
+        (lambda: build(tables("full"), **{hidden: ()}), ValueError, rf"{hidden} \(\(\)\) must have at least one layer"),
+        (lambda: build(tables("full"), **{hidden: (4, 0)}), ValueError, r"sizes \(.*\) must all be at least 1"),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("build", "dims", "options", "match"),
-    [
-        (models.DCN, (4,), {"num_cross": 0}, r"num_cross \(0\) must be at least 1"),
-        (models.DLRM, (4, 8), {}, r"embedding_dims \(\(4, 8\)\) must all be equal: DLRM takes their dot products"),
-        (models.DLRM, (4,), {"num_dense": 0}, r"num_dense \(0\) must be at least 1 for a single vector"),
-    ],
+dcn, dlrm = partial(models.DCN, nn.Identity()), partial(models.DLRM, nn.Identity())
+test_wrong_sizes_are_named = refused(
+    *wrong_sizes(models.DCN, "deep"),
+    *wrong_sizes(models.DLRM, "top"),
+    (lambda: dcn(embedding_dims=(4,), num_cross=0), ValueError, r"num_cross \(0\) must be at least 1"),
+    (lambda: dlrm(embedding_dims=(4, 8)), ValueError, r"embedding_dims \(\(4, 8\)\) must all be equal: DLRM takes"),
+    (lambda: dlrm(embedding_dims=(4,), num_dense=0), ValueError, r"num_dense \(0\) must be at least 1 for a single"),
 )
-def test_what_one_network_cannot_have_is_named(build, dims, options, match):
-    with pytest.raises(ValueError, match=match):
-        build(nn.Identity(), embedding_dims=dims, **options)
 
 
 def test_layers_start_with_glorot_variance():
@@ -228,29 +197,8 @@ def test_layers_start_with_glorot_variance():
     layers = mlp((300, 2000, 500))
     start_(layers)
     for layer in (layers[0], layers[2]):
-        for values, variance in (
-            (layer.weight, 2 / (layer.in_features + layer.out_features)),
-            (layer.bias, 1 / layer.out_features),
-        ):
+        ins, outs = layer.in_features, layer.out_features
+        for values, variance in ((layer.weight, 2 / (ins + outs)), (layer.bias, 1 / outs)):
             n = values.numel()
             assert abs(values.mean()) < 5 * sqrt(variance / n)
             assert abs(values.var() / variance - 1) < 5 * sqrt(2 / n)
-
-
-@each
-def test_bfloat16_autocast_trains(network):
-    torch.manual_seed(0)
-    model = SMALL[network](tables("mult"))
-    inputs = batch(64)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(*inputs).square().mean()
-    loss.backward()
-    torch.testing.assert_close(loss.float(), model(*inputs).square().mean(), rtol=2**-5, atol=0)
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-
-
-def test_unknown_network_and_preset_are_named():
-    with pytest.raises(ValueError, match=r"network \('wide'\) must be one of 'dcn', 'dlrm', or FILE.py:FUNCTION"):
-        models.build("wide", tables("full"))
-    with pytest.raises(ValueError, match=r"preset \('table2'\) must be one of 'text', 'table1'"):
-        models.build("dcn", tables("full"), preset="table2")

@@ -9,7 +9,6 @@ import quorem
 from quorem import QR, ChineseRemainder, Custom, Embedding, Full, GeneralizedQR, Hash, HotCold, Path, Pool
 from quorem.modules import scores
 from quorem.paper.partitions import ExplicitPartition, Partition
-from quorem.paper.schemes.frequency import cold_ids, first_of_rest, places
 
 N, D = 257, 12
 COUNTS = torch.randperm(N, generator=torch.Generator().manual_seed(5))
@@ -57,17 +56,6 @@ def check_same_gradients(actual: Tensor, expected: Tensor, inputs: list[Tensor],
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("ranked", [False, True])
-@pytest.mark.parametrize("pad", [None, 0, 30, N - 1])
-@pytest.mark.parametrize("name", SCHEMES)
-def test_scores_are_products_with_the_table(name, pad, ranked):
-    module, queries = made(name, pad=pad, ranked=ranked), queries_of(2, 3).requires_grad_()
-    expected = queries @ module.to_dense().T
-    actual = module.score(queries)
-    torch.testing.assert_close(actual, expected)
-    check_same_gradients(actual, expected, [queries, *module.parameters()], torch.randn_like(expected))
-
-
 def test_scores_of_some_ids():
     module, queries, ids = made("hot, pool, rest", ranked=True), queries_of(4), torch.tensor([[0, 7], [256, 7]])
     torch.testing.assert_close(module.score(queries, ids), module.score(queries)[:, ids])
@@ -83,11 +71,13 @@ def check_best(values: Tensor, ids: Tensor, scores: Tensor, k: int) -> None:
 @pytest.mark.parametrize("ranked", [False, True])
 @pytest.mark.parametrize("pad", [None, 0, 30, N - 1])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_topk(name, pad, ranked):
-    module, queries = made(name, pad=pad, ranked=ranked), queries_of(2, 3)
-    expected = (queries @ module.to_dense().T).detach()
+def test_scores_and_the_best_are_those_of_the_table(name, pad, ranked):
+    module, queries = made(name, pad=pad, ranked=ranked), queries_of(2, 3).requires_grad_()
+    expected, actual = queries @ module.to_dense().T, module.score(queries)
+    torch.testing.assert_close(actual, expected)
+    check_same_gradients(actual, expected, [queries, *module.parameters()], torch.randn_like(expected))
     for k in (1, 10, 100, N):
-        check_best(*module.topk(queries, k), expected, k)
+        check_best(*module.topk(queries.detach(), k), expected.detach(), k)
 
 
 @pytest.mark.parametrize("ranked", [False, True])
@@ -245,19 +235,11 @@ loss = quorem.cross_entropy
         (lambda m, q: m.topk(q, N, exclude=NONE), ValueError, rf"k \({N}\) must be at most {N - 1}: exclude lists 1"),
         (lambda m, q: m.topk(q, 1, exclude=NONE + N + 1), ValueError, rf"exclude holds id {N}, which must be in \[0"),
         (lambda m, q: m.topk(q, 1, exclude=NONE.float()), TypeError, r"exclude dtype \(torch.float32\) must be"),
-        (
-            lambda m, q: m.topk(q, 1, exclude=NONE[:1]),
-            ValueError,
-            r"exclude has shape \(1, 1\) but must have shape \(3",
-        ),
+        (lambda m, q: m.topk(q, 1, exclude=NONE[:1]), ValueError, r"exclude has shape \(1, 1\) but must have shape"),
         (lambda m, q: m.score(q.float()), TypeError, r"queries \(torch.float32\) must be torch.float64"),
         (lambda m, q: m.score(q[:, :5]), ValueError, r"queries has shape \(3, 5\) but must end with embedding_dim"),
         (lambda m, q: m.score(0), TypeError, r"queries \(int\) must be a Tensor"),
-        (
-            lambda m, q: loss(q, m, TARGETS + N - 2),
-            IndexError,
-            rf"targets holds {N}, which must be in \[0, {N}\) or ign",
-        ),
+        (lambda m, q: loss(q, m, TARGETS + N - 2), IndexError, rf"targets holds {N}, which must be in \[0, {N}\)"),
         (lambda m, q: m.topk(q, 1, exclude=[[1]] * 3), TypeError, r"exclude \(list\) must be a Tensor"),
         (lambda m, q: loss(q, m, TARGETS.float()), TypeError, r"targets dtype \(torch.float32\) must be"),
         (lambda m, q: loss(q, m, TARGETS[:1]), ValueError, r"targets has shape \(1,\) but must"),
@@ -269,14 +251,3 @@ loss = quorem.cross_entropy
 def test_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(made("qr add"), queries_of(3))
-
-
-@pytest.mark.parametrize("name", [name for name, scheme in SCHEMES.items() if isinstance(scheme, HotCold)])
-@pytest.mark.parametrize("ranked", [False, True])
-def test_ids_of_places(name, ranked):
-    spec, ranks = (module := made(name, ranked=ranked)).specs[0], module.ranks_of[0]
-    place = places(spec, ranks)
-    expected = [int((place == spec.num_own + nth).nonzero()) for nth in range(spec.num_composed)]
-    assert cold_ids(torch.arange(spec.num_composed), spec, ranks).tolist() == expected
-    if spec.num_rest:
-        assert first_of_rest(spec, ranks, 7).tolist() == (place == spec.num_hot).nonzero().flatten().tolist()[:7]

@@ -1,7 +1,6 @@
 """``EmbeddingCollection``: any mix of schemes equals its tables one by one, single-hot and jagged."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import CASES, DTYPES, D, N, assert_near, assert_same_backward, bags_by_torch, dense_by_hand, fill_, twin_of
+from refusals import refused
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -164,13 +164,6 @@ def test_no_rows_no_bags_and_bags_of_nothing(mix: str) -> None:
         check(tables, torch.float32, jagged(tables, torch.zeros(len(tables), batch, dtype=torch.int64)))
 
 
-def test_ids_past_the_last_offset_count_for_nothing() -> None:
-    module = fill_(EmbeddingCollection(EQUAL))
-    ids, offsets = jagged(EQUAL, torch.full((len(EQUAL), 2), 2))
-    tail = torch.cat([ids, torch.tensor([10**9, -1])])
-    torch.testing.assert_close(module(tail, offsets), module(ids, offsets))
-
-
 @settings(max_examples=25)
 @given(st.data())
 def test_drawn_bags(data: st.DataObject) -> None:
@@ -200,14 +193,6 @@ def test_shapes_that_come_out() -> None:
     assert unequal.embedding_dims == (8, 6, 4, 2, 2, 8, 10)
 
 
-def test_numbers_of_parameters() -> None:
-    module = EmbeddingCollection(EQUAL)
-    assert module.num_parameters == sum(p.numel() for p in module.parameters())
-    full = sum(table.num_embeddings * table.embedding_dim for table in EQUAL)
-    assert module.compression == full / module.num_parameters
-    assert "(a): 60, 12, QR(" in repr(module) and f"compression={module.compression:.1f}" in repr(module)
-
-
 @pytest.mark.parametrize("bad", [-1, 9, 59])
 def test_ids_out_of_range_name_their_table(bad: int) -> None:
     module = EmbeddingCollection(EQUAL)
@@ -233,40 +218,34 @@ def by_name(first: object) -> dict[str, object]:
     return dict(zip(TWO.features, (first, IDS), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda: TWO(IDS), ValueError, r"ids has shape \(3,\) but must be \[B, 2\] without offsets"),
-        (lambda: TWO(IDS[None]), ValueError, r"ids has shape \(1, 3\) but must be \[B, 2\] without offsets"),
-        (lambda: TWO(IDS[None, :2], OFFSETS), ValueError, r"ids has shape \(1, 2\) but must be 1-D with offsets"),
-        (lambda: TWO(IDS[None, :2].float()), TypeError, r"ids dtype \(torch.float32\) must be torch.int32 or"),
-        (lambda: TWO([[1, 2]]), TypeError, r"ids \(list\) must be a Tensor"),
-        (lambda: TWO(IDS[None, :2], None, torch.ones(1, 2)), ValueError, "per_sample_weights must be None without off"),
-        (lambda: TWO(IDS, OFFSETS[:2]), ValueError, "offsets has 2 entries but must have a multiple of 2 plus one"),
-        (lambda: TWO(IDS, OFFSETS[:0]), ValueError, "offsets has 0 entries but must have a multiple of 2 plus one"),
-        (lambda: TWO(IDS, torch.tensor([0, 2, 4])), ValueError, r"offsets\[-1\] \(4\) must be at most the number"),
-        (lambda: TWO(IDS, OFFSETS, torch.ones(2)), ValueError, r"per_sample_weights \(2,\) must have the shape of ids"),
-        (lambda: TWO(IDS, OFFSETS, IDS), TypeError, r"per_sample_weights \(torch.int64\) must be a floating-point Ten"),
-        (lambda: TWO({"a": IDS, "c": IDS}), ValueError, r"missing \['.'\], unknown \['c'\]"),
-        (lambda: TWO(by_name(IDS[:2])), ValueError, r"ids\['.'\] has 3 bags but must have 2, as the others"),
-        (lambda: TWO(by_name((IDS, OFFSETS[:2]))), ValueError, r"ids\['.'\]\[1\] must end with the number of val"),
-        (lambda: TWO(by_name((IDS, OFFSETS, IDS))), TypeError, r"ids\['.'\] \(tuple\) must be a Tensor"),
-        (lambda: TWO(by_name((IDS[None], OFFSETS))), ValueError, r"ids\['.'\] has shape \(1, 3\) but must be \[B\]"),
-        (lambda: TWO(by_name(IDS), OFFSETS), ValueError, "offsets must be None where ids are given by feature"),
-        (lambda: TWO.row_numbers(IDS[None]), ValueError, r"ids has shape \(1, 3\) but must be \[B, 2\]"),
-        (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
-        (lambda: EmbeddingCollection(Table("a", 9, 4)), TypeError, r"tables \(Table\) must be a sequence of Table"),
-        (lambda: EmbeddingCollection([("a", 9)]), TypeError, r"tables \(\('a', 9\)\) must be Table objects"),
-        (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),
-        (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be one of 'mean', 'sum'"),
-        (lambda: EmbeddingCollection([Table("", 9, 4)]), ValueError, r"name of a table \(''\) must not be empty"),
-        (lambda: Table("a\nb", 9, 4), ValueError, r"name \('a\\nb'\) must be a string of one line"),
-        (lambda: Table("a", 9, 4, "QR"), TypeError, r"scheme \('QR'\) must be a Scheme"),
-    ],
-)  # fmt: skip
-def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        call()
+test_refusals = refused(
+    (lambda: TWO(IDS), ValueError, r"ids has shape \(3,\) but must be \[B, 2\] without offsets"),
+    (lambda: TWO(IDS[None]), ValueError, r"ids has shape \(1, 3\) but must be \[B, 2\] without offsets"),
+    (lambda: TWO(IDS[None, :2], OFFSETS), ValueError, r"ids has shape \(1, 2\) but must be 1-D with offsets"),
+    (lambda: TWO(IDS[None, :2].float()), TypeError, r"ids dtype \(torch.float32\) must be torch.int32 or"),
+    (lambda: TWO([[1, 2]]), TypeError, r"ids \(list\) must be a Tensor"),
+    (lambda: TWO(IDS[None, :2], None, torch.ones(1, 2)), ValueError, "per_sample_weights must be None without off"),
+    (lambda: TWO(IDS, OFFSETS[:2]), ValueError, "offsets has 2 entries but must have a multiple of 2 plus one"),
+    (lambda: TWO(IDS, OFFSETS[:0]), ValueError, "offsets has 0 entries but must have a multiple of 2 plus one"),
+    (lambda: TWO(IDS, torch.tensor([0, 2, 4])), ValueError, r"offsets\[-1\] \(4\) must be at most the number"),
+    (lambda: TWO(IDS, OFFSETS, torch.ones(2)), ValueError, r"per_sample_weights \(2,\) must have the shape of ids"),
+    (lambda: TWO(IDS, OFFSETS, IDS), TypeError, r"per_sample_weights \(torch.int64\) must be a floating-point Ten"),
+    (lambda: TWO({"a": IDS, "c": IDS}), ValueError, r"missing \['.'\], unknown \['c'\]"),
+    (lambda: TWO(by_name(IDS[:2])), ValueError, r"ids\['.'\] has 3 bags but must have 2, as the others"),
+    (lambda: TWO(by_name((IDS, OFFSETS[:2]))), ValueError, r"ids\['.'\]\[1\] must end with the number of val"),
+    (lambda: TWO(by_name((IDS, OFFSETS, IDS))), TypeError, r"ids\['.'\] \(tuple\) must be a Tensor"),
+    (lambda: TWO(by_name((IDS[None], OFFSETS))), ValueError, r"ids\['.'\] has shape \(1, 3\) but must be \[B\]"),
+    (lambda: TWO(by_name(IDS), OFFSETS), ValueError, "offsets must be None where ids are given by feature"),
+    (lambda: TWO.row_numbers(IDS[None]), ValueError, r"ids has shape \(1, 3\) but must be \[B, 2\]"),
+    (lambda: EmbeddingCollection([]), ValueError, "tables must hold at least one Table"),
+    (lambda: EmbeddingCollection(Table("a", 9, 4)), TypeError, r"tables \(Table\) must be a sequence of Table"),
+    (lambda: EmbeddingCollection([("a", 9)]), TypeError, r"tables \(\('a', 9\)\) must be Table objects"),
+    (lambda: EmbeddingCollection([EQUAL[0]] * 2), ValueError, r"names of tables \('a'\) must be unique"),
+    (lambda: EmbeddingCollection(EQUAL, mode="max"), ValueError, r"mode \('max'\) must be one of 'mean', 'sum'"),
+    (lambda: EmbeddingCollection([Table("", 9, 4)]), ValueError, r"name of a table \(''\) must not be empty"),
+    (lambda: Table("a\nb", 9, 4), ValueError, r"name \('a\\nb'\) must be a string of one line"),
+    (lambda: Table("a", 9, 4, "QR"), TypeError, r"scheme \('QR'\) must be a Scheme"),
+)
 
 
 def test_inputs_on_another_device_are_refused() -> None:

@@ -1,7 +1,7 @@
 """``grow_``: old vectors to the bit, new ids composed, training as if the rows had always been there."""
 
 import copy
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,19 +10,7 @@ from oracles import CASES, D, N, fill_
 from torch import Tensor
 
 import quorem
-from quorem import (
-    QR,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    Full,
-    GeneralizedQR,
-    HotCold,
-    Path,
-    Pool,
-    Table,
-    optim,
-)
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, GeneralizedQR, HotCold, Path, Pool, Table, optim
 
 MORE = 3 * N
 GROWS = [case for case in CASES if case.startswith(("full", "hash", "qr", "generalized")) and "rows" not in case]
@@ -89,14 +77,8 @@ def test_collections_files_and_exports(tmp_path) -> None:
         module.grow_("path", 100)
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "torch Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
-    "torch Adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "Adagrad": lambda p: optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
-    "AMSGrad": lambda p: optim.AMSGrad(p, lr=0.1),
-    "RowWiseAdagrad": lambda p: optim.RowWiseAdagrad(p, lr=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-}
+ROWS = [(optim.Adagrad, {"initial_accumulator_value": 0.1}), (optim.AMSGrad, {}), (optim.RowWiseAdagrad, {})]
+WHOLE = [(torch.optim.Adagrad, ROWS[0][1]), (torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9})]
 
 
 def step(module: EmbeddingCollection, optimizer: torch.optim.Optimizer, ids: Tensor, in_backward: bool) -> None:
@@ -108,22 +90,20 @@ def step(module: EmbeddingCollection, optimizer: torch.optim.Optimizer, ids: Ten
 
 
 @pytest.mark.parametrize(
-    ("name", "in_backward"),
-    [(name, False) for name in OPTIMIZERS] + [(name, True) for name in ("Adagrad", "AMSGrad", "RowWiseAdagrad")],
+    ("kind", "options", "in_backward"), [(*o, False) for o in ROWS + WHOLE] + [(*o, True) for o in ROWS]
 )
-def test_training_goes_on_as_if_the_rows_had_always_been_there(name: str, in_backward: bool) -> None:
+def test_training_goes_on_as_if_the_rows_had_always_been_there(kind: Any, options: dict, in_backward: bool) -> None:
     """Against a module that had all rows from the start, and was trained on the old ids first."""
-    sparse = name in ("Adagrad", "AMSGrad", "RowWiseAdagrad") and not in_backward
+    sparse = issubclass(kind, optim.RowOptimizer) and not in_backward
 
     def made() -> EmbeddingCollection:
-        tables = [Table("user", N, D, QR(4)), Table("item", N, D, Full()), Table("day", N, D, GeneralizedQR(3))]
+        tables = [Table("user", N, D, QR(4)), Table("item", N, D, quorem.Full()), Table("day", N, D, GeneralizedQR(3))]
         return fill_(EmbeddingCollection(tables, sparse=sparse))
 
     def optimizer_of(module: EmbeddingCollection) -> torch.optim.Optimizer:
-        if not in_backward:
-            return OPTIMIZERS[name](module.parameters())
-        options = {"initial_accumulator_value": 0.1} if name == "Adagrad" else {}
-        return optim.apply_in_backward(module, getattr(optim, name), lr=0.1, **options)
+        if in_backward:
+            return optim.apply_in_backward(module, kind, lr=0.1, **options)
+        return kind(module.parameters(), lr=0.1, **options)
 
     draw = torch.Generator().manual_seed(0)
     grown, reference = made(), made()

@@ -2,23 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from oracles import D, assert_near, dense_by_hand, fill_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quorem import Embedding, EmbeddingCollection, Path, Table
-from quorem.modules.path_networks import sorted_blocks
-
-
-@given(st.integers(1, 40), st.data())
-def test_blocks_hold_one_group_each(num_groups: int, data: st.DataObject) -> None:
-    groups = data.draw(st.lists(st.integers(0, num_groups - 1), max_size=300))
-    group = torch.tensor(groups, dtype=torch.int64)
-    place, owner, size = sorted_blocks(group, num_groups)
-    assert len(set(place.tolist())) == len(groups)  # no two items in one place
-    assert len(owner) == len(groups) // size + num_groups  # a function of the two numbers alone
-    assert torch.equal(owner[place // size], group)
 
 
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])

@@ -5,20 +5,10 @@ import copy
 import pytest
 import torch
 from oracles import CASES, FEW, D, N, fill_
+from refusals import refused
 
-from quorem import (
-    QR,
-    ChineseRemainder,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    GeneralizedQR,
-    HotCold,
-    Pool,
-    Table,
-    hash_strings,
-    optim,
-)
+import quorem
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, GeneralizedQR, HotCold, Table, optim
 from quorem.paper.hashing import mixed_ids
 from quorem.paper.schemes import Ranks, RawCounts
 
@@ -64,7 +54,7 @@ def test_bags_and_padding(mode: str) -> None:
 
 def collection() -> EmbeddingCollection:
     tables = [
-        Table("user", 2**62, D, ChineseRemainder(4), raw_ids=True, padding_idx=2**64 - 5),
+        Table("user", 2**62, D, quorem.ChineseRemainder(4), raw_ids=True, padding_idx=2**64 - 5),
         Table("day", 7, D),
         Table("item", 2**40, D, GeneralizedQR(4, operation="add"), raw_ids=True, features=("seen", "clicked")),
         Table("path", N, D, CASES["path-mlp"], raw_ids=True),
@@ -110,19 +100,14 @@ def test_training_moves_the_rows_of_mixed_ids() -> None:
 
 def test_the_start_does_not_depend_on_the_size_of_the_id_space() -> None:
     torch.manual_seed(0)
-    for scheme in (ChineseRemainder(4), GeneralizedQR(4, operation="add"), HotCold(8, Pool(2**18, 4), 2**39)):
+    hot = HotCold(8, quorem.Pool(2**18, 4), 2**39)
+    for scheme in (quorem.ChineseRemainder(4), GeneralizedQR(4, operation="add"), hot):
         for n in (2**40, 2**42):
             module = Embedding(n, 16, scheme, raw_ids=True)
             vectors = module(torch.arange(20_000)).detach()
             assert float(vectors.std()) == pytest.approx((3 * 2**20) ** -0.5, rel=0.1)
     wide = Embedding(2**40, 16, GeneralizedQR(4), raw_ids=True, init_std=0.5)
     assert float(wide(torch.arange(20_000)).detach().std()) == pytest.approx(0.5, rel=0.1)
-
-
-def test_strings_have_vectors_of_their_own() -> None:
-    module = Embedding(2**40, 16, GeneralizedQR(4), raw_ids=True)
-    ids = hash_strings([f"user {i}" for i in range(20_000)])
-    assert len(module(ids).unique(dim=0)) == 20_000
 
 
 def test_hot_and_cold_raw_ids() -> None:
@@ -146,17 +131,17 @@ def test_checkpoints_and_copies_know() -> None:
     assert torch.equal(copy.deepcopy(raw)(RAW), raw(RAW))
 
 
-def test_errors() -> None:
-    with pytest.raises(TypeError, match=r"raw_ids \(1\) must be a bool"):
-        Embedding(N, D, QR(4), raw_ids=1)
-    with pytest.raises(ValueError, match=r"padding_idx \(18446744073709551616\) must be in \[-9223372036854775808, "):
-        Embedding(N, D, QR(4), raw_ids=True, padding_idx=2**64)
-    with pytest.raises(TypeError, match=r"padding_idx \('a'\) must be an int"):
-        Embedding(N, D, QR(4), raw_ids=True, padding_idx="a")
-    with pytest.raises(ValueError, match=r"raw_ids \(True\) must be False: score goes over all ids"):
-        Embedding(N, D, QR(4), raw_ids=True).score(torch.ones(2, D))
-    with pytest.raises(TypeError, match=r"input dtype \(torch.uint64\) must be torch.int32 or torch.int64"):
-        Embedding(N, D, QR(4))(RAW.view(torch.uint64))
+test_errors = refused(
+    (lambda: Embedding(N, D, QR(4), raw_ids=1), TypeError, r"raw_ids \(1\) must be a bool"),
+    (
+        lambda: Embedding(N, D, QR(4), raw_ids=True, padding_idx=2**64),
+        ValueError,
+        r"padding_idx \(18446744073709551616\) must be in \[-9223372036854775808, ",
+    ),
+    (lambda: Embedding(N, D, QR(4), raw_ids=True, padding_idx="a"), TypeError, r"padding_idx \('a'\) must be an int"),
+    (lambda: Embedding(N, D, QR(4), raw_ids=True).score(torch.ones(2, D)), ValueError, "raw_ids .* must be False"),
+    (lambda: Embedding(N, D, QR(4))(RAW.view(torch.uint64)), TypeError, r"input dtype \(torch.uint64\) must be"),
+)
 
 
 def test_a_fitted_table_takes_raw_ids_too() -> None:

@@ -149,12 +149,6 @@ def test_meta(name: str) -> None:
     out.sum().backward()
 
 
-def test_a_table_of_a_trillion_ids_on_meta() -> None:
-    table = Embedding(10**12, 64, QR(4), device="meta", dtype=torch.bfloat16)
-    assert table(torch.empty(5, 3, dtype=torch.int64, device="meta")).shape == (5, 3, 64)
-    assert table.num_parameters == table.stored.numel() == (250 * 10**9 + 4) * 64
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_autocast_leaves_the_dtype_of_the_tables(name: str) -> None:
     """As for ``nn.Embedding``: vectors of a float32 table are float32; networks may be rounded inside."""
@@ -238,9 +232,7 @@ def test_forward_mode() -> None:
     torch.testing.assert_close(moved, 3 * module(IDS).detach())  # products of three rows
 
 
-@pytest.mark.parametrize(
-    "case", ["qr-mult", "generalized3-concat", "generalized3-mult", "chinese2-add", "path-sigmoid"]
-)
+@pytest.mark.parametrize("case", [*FEW[1:4], "generalized3-mult", "path-sigmoid"])
 def test_gradients_and_their_gradients_against_differences(case: str) -> None:
     module = fill_(Embedding(N, D, CASES[case], padding_idx=7, dtype=torch.float64))
     names, values = zip(*module.named_parameters(), strict=True)

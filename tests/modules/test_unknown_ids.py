@@ -31,10 +31,8 @@ def with_policy(policy: str, bits: int = 0) -> EmbeddingCollection:
         counts = COUNTS if template.ranks_of[t] is not None else None
         policy_here = policy if able else "hash" if spec.num_composed else "rest"
         tables.append(Table(name, N, D, spec.scheme, frequencies=counts, unknown=policy_here))
-    tables += [
-        Table("full", N, D, unknown="hash"),
-        Table("crt", N, D, ChineseRemainder(2), unknown="hash", features=("from", "to")),
-    ]
+    chinese = Table("crt", N, D, ChineseRemainder(2), unknown="hash", features=("from", "to"))
+    tables += [Table("full", N, D, unknown="hash"), chinese]
     module = fill_(EmbeddingCollection(tables))
     return quorem.quantize_(module, bits) if bits else module
 

@@ -1,7 +1,6 @@
 """What optimizers have to do with the rows of a module: who owns it, who shares it, and what a copy gets."""
 
 import copy
-import gc
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,8 @@ from optimizers import CLASSES, RATES, SIZES, batches, collection, loss_of, orac
 from torch.func import functional_call
 
 import quorem
-from quorem import QR, Embedding, optim
+from quorem import optim
 from quorem.ops.lagging import updates_of
-from quorem.ops.updates import Updates
 
 
 @pytest.fixture(autouse=True, params=["plain", "fused"])
@@ -169,14 +167,3 @@ def test_a_tensor_that_stands_in_is_read_as_it_is(way):
         assert values.grad is not None
     module(ids)  # the module's own rows are what they were
     assert module.updates.stored is module.stored
-
-
-def test_updates_go_with_their_module():
-    table = Embedding(100, 4, QR(4))
-    stored = table.stored
-    assert updates_of(stored) is table.updates and list(table.updates.modules) == [table]
-    table.stored = torch.nn.Parameter(torch.zeros_like(stored))
-    gc.collect()
-    assert updates_of(stored) is None
-    assert updates_of(torch.zeros(3, 4)) is None
-    assert isinstance(quorem.Embedding(9, 4, quorem.Full()).to("meta").updates, Updates)

@@ -131,10 +131,7 @@ def test_on_a_gpu(name):
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    name=st.sampled_from(NAMES),
-    rounds=st.lists(st.lists(st.integers(0, 6), max_size=12), min_size=1, max_size=8),
-)
+@given(st.sampled_from(NAMES), st.lists(st.lists(st.integers(0, 6), max_size=12), min_size=1, max_size=8))
 def test_repeated_rows_are_summed_first(name, rounds):
     """Each round is a step: rows repeated, absent, or none at all."""
     module = quorem.Embedding(7, 2, quorem.Full(), sparse=True, dtype=torch.float64)

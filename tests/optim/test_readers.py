@@ -107,6 +107,7 @@ READERS: dict[str, Callable[[nn.Module], Tensor]] = {
     "to_dense": lambda m: m.to_dense(),
     "named_tables": lambda m: torch.cat([table.flatten() for _, table in m.named_tables()]),
     "vmap": lambda m: torch.vmap(m)(IDS[None]),
+    "inference mode": lambda m: torch.inference_mode()(lambda: m(torch.arange(N)))(),
 }
 
 
@@ -264,9 +265,7 @@ def test_a_compiled_reader_of_a_whole_graph_is_refused() -> None:
 @pytest.mark.parametrize("in_backward", [False, True])
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
 @pytest.mark.parametrize("capture", ["export", "trace"])
-def test_graphs_that_are_captured_hold_rows_that_are_up_to_date(
-    capture: str, kind: type[Embedding], in_backward: bool
-) -> None:
+def test_captured_graphs_hold_rows_that_are_up_to_date(capture: str, kind: type[Embedding], in_backward: bool) -> None:
     pair = Pair("AMSGrad", in_backward=in_backward, module=kind(N, D, QR(4), sparse=not in_backward).double())
     pair.lag()
     ids = IDS[:, None] if kind is EmbeddingBag else IDS

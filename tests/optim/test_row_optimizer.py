@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from torch import nn
 
 import quorem
 from quorem import QR, Embedding, optim
+from quorem.ops import rules
+from quorem.ops.cpu import kernels
+from quorem.ops.state import RULES
+from quorem.optimizer_names import Optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +58,8 @@ def test_a_loaded_or_copied_run_continues_bit_for_bit(name, options, dtype, in_b
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "RowWiseAdagrad"])
 def test_checkpoints_pass_between_torch_and_quorem(name):
     module, dense, straight = collection(), twin(collection()), twin(collection())
-    ours, theirs, reference = (
-        CLASSES[name]([module.stored], lr=0.01),
-        *(oracle(name, m, 0.01) for m in (dense, straight)),
-    )
+    ours = CLASSES[name]([module.stored], lr=0.01)
+    theirs, reference = (oracle(name, m, 0.01) for m in (dense, straight))
     pairs = [(dense, theirs), (module, ours), (dense, theirs)]
     for seed, (m, optimizer) in enumerate(pairs):
         if seed:
@@ -66,24 +69,6 @@ def test_checkpoints_pass_between_torch_and_quorem(name):
         run(m, optimizer, 30, seed)
         run(straight, reference, 30, seed)
     torch.testing.assert_close(dense.stored, straight.stored, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["Adam", "AMSGrad"])
-def test_compiled_lookups_are_up_to_date(name):
-    """The graph breaks at a lookup."""
-    module, expected = collection(), collection()
-    ours, theirs = (CLASSES[name](m.parameters(), lr=0.01) for m in (module, expected))
-    training = torch.compile(module, backend="aot_eager")
-    reading = torch.compile(lambda ids: module(ids), backend="aot_eager")
-    ids = torch.arange(40)[:, None].expand(40, 5)
-    for seed in range(3):
-        run(training, ours, 8, seed)
-        run(expected, theirs, 8, seed)
-        with torch.no_grad():
-            torch.testing.assert_close(reading(ids), expected(ids), rtol=0, atol=1e-12)
-    with torch.inference_mode():
-        torch.testing.assert_close(module(ids), expected(ids), rtol=0, atol=1e-12)
-    torch.testing.assert_close(module.to_dense(), expected.to_dense(), rtol=0, atol=1e-12)
 
 
 def test_gradients_accumulate_over_backward_passes():
@@ -204,9 +189,7 @@ def test_a_state_of_another_table_is_refused(name: str, in_backward: bool) -> No
     full(torch.arange(3)).sum().backward()
     truth.step()
     optimizer.load_state_dict(truth.state_dict())
-    with pytest.raises(
-        ValueError, match=r"\(400, 4\) of the optimizer's state must be \(104, 4\), as the table's rows"
-    ):
+    with pytest.raises(ValueError, match=r"\(400, 4\) of the optimizer's state must be \(104, 4\)"):
         table(torch.arange(3)).sum().backward()
         optimizer.step()
 
@@ -219,3 +202,12 @@ def test_a_refused_group_leaves_nothing_behind():
     assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": other.parameters()})
     assert len(optimizer.param_groups) == 2
+
+
+def test_every_optimizer_that_has_a_name_has_an_entry_a_class_and_kernels() -> None:
+    assert tuple(RULES) == get_args(Optimizer) == tuple(optim.CLASSES)
+    assert {rule.kernel for rule in RULES.values()} == set(rules.STEPS)
+    if kernels():
+        from quorem.ops.cpu import rules as compiled
+
+        assert {rule.kernel for rule in RULES.values() if rule.fused} == set(compiled.STEPS)

@@ -84,24 +84,6 @@ def test_sums_are_unbiased_over_many_steps(state_dtype: str, in_backward: bool) 
     assert 0 < deviation < 0.1 * (expected - 1) and abs(float(sums.mean()) - expected) < 5 * deviation
 
 
-@pytest.mark.parametrize("backend", ["plain", "fused"])
-@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_stays_near_float32_state(
-    state_dtype: str, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Paths differ by at most what a root of sums that are off by a code or two makes of them."""
-    use(backend, monkeypatch)
-    moved = []
-    for each in (state_dtype, "float32"):
-        module = collection(dtype)
-        start = module.stored.detach().double().clone()
-        run(module, optim.Adagrad(module.parameters(), lr=0.01, state_dtype=each), 60)
-        moved.append(module.stored.detach().double() - start)
-    few, expected = moved
-    assert (few - expected).norm() < (0.02 if state_dtype == "bfloat16" else 0.15) * expected.norm() + 0.05
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)
 @pytest.mark.parametrize("backend", ["plain", "fused"])
@@ -140,9 +122,8 @@ def test_a_state_is_loaded_into_another_dtype(state_dtype: str) -> None:
     back = optim.Adagrad(narrow.parameters(), lr=0.01)
     back.load_state_dict(copy.deepcopy(theirs.state_dict()))
     back._row_rule(back.param_groups[0], narrow.stored)
-    assert (
-        torch.equal(sums_of(back, narrow.stored), rounded) and back.state[narrow.stored]["sum"].dtype == torch.float32
-    )
+    assert torch.equal(sums_of(back, narrow.stored), rounded)
+    assert back.state[narrow.stored]["sum"].dtype == torch.float32
 
 
 def test_torch_does_not_take_codes_for_sums() -> None:

@@ -4,15 +4,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_rows import row
 from commands import invoke
 
-from quorem.cli.bench import Ids, Mode, Provider, Scheme
-from quorem.experiments.bench import grid, report, run
+from quorem.experiments.bench import measure, report, run
+from quorem.experiments.bench.grid import FBGEMM, PROVIDERS, SCHEMES, draw_ids, scheme_of
+from quorem.experiments.bench.providers import Skipped
 
 ROOT = Path(__file__).parents[3]
 TINY = ["bench", "--quick", "--device", "cpu", "--scheme", "qr", "--ids", "zipf", "--batch", "3"]
 TINY += ["--dim", "4", "--provider", "loop", "--provider", "fused"]
+
+
+def row(**changes: object) -> report.Row:
+    """A row with numbers made up."""
+    values: dict[str, object] = dict.fromkeys(report.CSV_COLUMNS, "")
+    values |= {"mode": "step", "provider": "fused", "scheme": "QR(4)", "ids": "zipf"}
+    values |= {"batch": 128, "dim": 16, "graph": 0, "bytes": 10, "gbps": 1.5, "floor_us": 0.5, "ratio_to_floor": 20.0}
+    values |= {"median_us": 10.0, "q20_us": 9.0, "q80_us": 12.0, "samples": 5, "stored_bytes": 1000, "copy_gbps": 20.0}
+    return report.Row(**values | changes)
 
 
 def test_a_small_run_writes_rows_and_prints_tables(tmp_path):
@@ -30,21 +39,6 @@ def test_a_small_run_writes_rows_and_prints_tables(tmp_path):
     assert report.tables(rows) in done.output
 
 
-def test_a_provider_that_cannot_be_measured_is_said(tmp_path):
-    options = ["--mode", "forward", "--scheme", "path", "--provider", "loop", "--provider", "fused"]
-    done = invoke(*TINY[:4], "--ids", "zipf", "--batch", "3", "--dim", "4", *options)
-    assert "skipped: loop in forward, Path(4, (64,)), D = 4: tables of QR and full ones are measured" in done.stderr
-    assert "| `fused` | `Path(4, (64,))` |" in done.stdout
-
-
-def test_a_file_that_cannot_be_written_is_one_line_before_anything_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "rows", lambda *_, **__: pytest.fail("it was too late"))
-    (tmp_path / "file").touch()
-    done = invoke(*TINY, "--out", tmp_path / "file" / "new" / "x.csv", code=1)
-    assert done.stderr.startswith("quorem: ") and str(tmp_path / "file" / "new") in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     def measured(*_, **__):
         yield row()
@@ -53,32 +47,6 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "rows", measured)
     invoke(*TINY, "--out", tmp_path / "cpu.csv", code=130)
     assert [r.provider for r in report.read(tmp_path / "cpu.csv")] == ["fused"]
-
-
-def test_the_command_offers_what_can_be_measured():
-    assert (*Mode,) == grid.MODES and (*Provider,) == grid.PROVIDERS and (*Ids,) == grid.IDS
-    assert (*Scheme,) == (*grid.SCHEME_OPTIONS,)
-
-
-def test_options_select_the_rows_of_a_file(tmp_path):
-    report.append(tmp_path / "x.csv", [row(), row(provider="loop"), row(batch=2048)])
-    table = ["bench", "--table", str(tmp_path / "x.csv")]
-    done = invoke(*table, "--provider", "fused", "--batch", "128")
-    assert "`fused`" in done.output and "`loop`" not in done.output and "2048" not in done.output
-    assert invoke(*table, "--batch", "7").output == "Nothing was measured.\n"
-
-
-def test_a_file_of_other_columns_is_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"columns of x\.csv \(\['a', 'b'\]\) must be"):
-        report.read(tmp_path / "x.csv")
-
-
-def test_rows_come_back_from_a_file(tmp_path):
-    rows = [row(), row(provider="dense", scheme="Full()", dim=64)]
-    report.append(tmp_path / "x.csv", rows[:1])
-    report.append(tmp_path / "x.csv", rows[1:])
-    assert report.read(tmp_path / "x.csv") == rows
 
 
 def test_tables_compare_with_fused_on_the_same_tables():
@@ -100,3 +68,85 @@ def test_results_tell_where_they_come_from():
         for r in report.read(path):
             assert r.device and r.torch and r.quorem and r.date and r.commit not in ("", "unknown")
             assert r.command.startswith("quorem bench") and str(Path.home()) not in r.command
+
+
+SIZES = (50, 4, 1000, 7)
+
+
+@pytest.mark.parametrize("mode", ["forward", "step"])
+def test_bytes_count_ids_distinct_rows_vectors_and_state(mode):
+    ids = draw_ids("zipf", SIZES, 40, seed=0)
+    specs = [SCHEMES["QR(4)"].spec(n, 8) for n in SIZES]
+    rows = {
+        (f, k, int(p(torch.tensor(i))))
+        for f, spec in enumerate(specs)
+        for i in ids[:, f].tolist()
+        for k, p in enumerate(spec.partitions)
+    }
+    pass_ = 40 * 4 * 8 + len(rows) * 8 * 4 + 40 * 4 * 8 * 4
+    expected = pass_ if mode == "forward" else 2 * pass_ + len(rows) * 8 * 4 * 3
+    assert measure.bytes_to_move(specs, [ids], mode) == expected
+
+
+CPU = torch.device("cpu")
+
+
+def contender(provider: str, scheme: str, mode: str):
+    if provider in FBGEMM:
+        pytest.importorskip("fbgemm_gpu", reason='needs FBGEMM: pip install "quorem[torchrec-cpu]"')
+    return run.build(provider, scheme, mode, SIZES, 8, CPU)
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with the mean of a row's squared gradient instead of each square, on dense gradients."""
+
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.sums = [torch.zeros(len(p), 1) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p, total in zip(self.param_groups[0]["params"], self.sums, strict=True):
+            total += p.grad.square().mean(1, keepdim=True)
+            p -= self.defaults["lr"] * p.grad / (total.sqrt() + 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("provider", "scheme"), [*((provider, "QR(4)") for provider in PROVIDERS), ("fused", "GeneralizedQR(3)")]
+)
+def test_every_provider_gives_the_vectors_of_the_same_tables(provider, scheme):
+    ids = draw_ids("zipf", SIZES, 33, seed=3)
+    made = contender(provider, scheme, "forward")
+    tables = run.collection(scheme_of(provider, scheme), SIZES, 8, CPU).to_dense().values()
+    expected = torch.stack([table[ids[:, f]] for f, table in enumerate(tables)], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(made.module(ids), expected[:, made.order or list(range(4))])
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_provider_takes_the_same_step(provider):
+    """Adagrad's on the dense gradient of the tables, as ``torch.optim`` takes it, or with one sum a row."""
+    ids = draw_ids("zipf", SIZES, 33, seed=3)
+    made = contender(provider, "QR(4)", "step")
+    oracle = run.collection(scheme_of(provider, "QR(4)"), SIZES, 8, CPU)
+    rule = RowWiseAdagrad if "row-wise" in made.optimizer else torch.optim.Adagrad
+    optimizer = rule(oracle.parameters(), lr=0.01)
+    order = made.order or list(range(4))
+    grad = torch.randn(33, 4, 8, generator=torch.Generator().manual_seed(33)) / 33  # as in the benchmark
+    for _ in range(2):
+        run.operation("step", made, ids)()
+        oracle(ids)[:, order].backward(grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        torch.testing.assert_close(made.module(ids), oracle(ids)[:, order])
+
+
+def test_a_provider_of_other_vectors_is_refused(monkeypatch):
+    def wrong(source, mode):
+        source.stored.data.mul_(2)
+        return run.Contender(source)
+
+    monkeypatch.setitem(run.BUILD, "loop", wrong)
+    with pytest.raises(Skipped, match="its vectors differ"):
+        run.build("loop", "QR(4)", "forward", SIZES, 8, CPU)

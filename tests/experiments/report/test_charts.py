@@ -14,8 +14,7 @@ pytest.importorskip("matplotlib", reason='needs matplotlib: pip install "quorem[
 import matplotlib.image
 from made_up_results import figure, result, sweep
 
-from quorem.experiments.paper_figures import TABLE_1_LOSSES
-from quorem.experiments.report.charts import FIXED, OTHERS, draw, drawing, figure_svgs, styles
+from quorem.experiments.report.charts import FIXED, draw, drawing, figure_svgs, styles
 from quorem.experiments.report.lines import coinciding, panels
 from quorem.experiments.report.page import html
 from quorem.experiments.reproduce import publish
@@ -86,13 +85,6 @@ def test_a_drawing_has_a_panel_a_network_and_a_line_a_series_with_its_numbers():
     assert tuple(text.get_text() for text in legend.get_texts()) == names
 
 
-def test_a_drawing_of_curves_has_bands_and_keeps_a_dollar_sign():
-    curve = [[10, 0.5, 0.01], [20, 0.4, 0.02]]
-    (panel,) = drawing(figure([result("$x$", curve=curve, network="mine")], x="step")).axes
-    assert panel.get_title() == "mine" and len(panel.collections) == 1
-    assert panel.figure.legends[0].get_texts()[0].get_text() == r"\$x\$"
-
-
 def abouts(svg):
     return [element.get("data-about") for element in ET.fromstring(svg).iter() if element.get("data-about")]
 
@@ -134,17 +126,6 @@ def test_series_that_coincide_are_told():
     assert "on top of each other" not in html([sweep()])
 
 
-def test_marks_of_an_axis_have_units():
-    points = [result("mult", x, size=400 * 1000 * x) for x in (1, 4, 160)]
-    for axes, ending in (({"x": "parameters"}, "M"), ({"x": "embedding_bytes"}, "MB")):
-        (panel,) = drawing(figure(points, x_log=True, **axes)).axes
-        panel.figure.draw_without_rendering()
-        low, high = panel.get_xlim()
-        ticks = zip(panel.get_xticks(), panel.get_xticklabels(), strict=True)
-        texts = [label.get_text() for x, label in ticks if low < x < high]
-        assert len(texts) > 2 and texts[-1].endswith(ending)
-
-
 def test_a_point_at_zero_has_no_place_on_a_logarithmic_axis():
     shown = figure([result(x=0), result(x=10)], x_log=True)
     assert [line.x for line in panels(shown)["dcn"].lines] == [[10.0]]
@@ -152,33 +133,3 @@ def test_a_point_at_zero_has_no_place_on_a_logarithmic_axis():
     assert [line.x for line in panels(figure(shown.points))["dcn"].lines] == [[0.0, 10.0]]
     low, high = panels(sweep())["dcn"].x_range
     assert low < 1 < 200 < high
-
-
-def test_points_without_training_show_their_parameters_only():
-    nothing = dict.fromkeys(("validation_mean", "validation_sd", "auc_mean", "auc_sd"))
-    untrained = result(loss=None, sd=None, trials=0, optimizer="", size=4000, **nothing)
-    counted = figure([untrained], y="parameters", y_log=True)
-    (panel,) = drawing(counted).axes
-    assert list(panel.lines[0].get_ydata()) == [1100] and panel.get_yscale() == "log"
-    (text,) = abouts(figure_svgs(counted, styles(["mult"]))["dcn"])
-    assert "not trained" in text
-    assert "nan" not in html([counted]).split("<script>")[0].lower()
-
-
-def test_series_look_the_same_everywhere_and_different_from_each_other():
-    names = ["mine", "mult", "full", *(f"other {k}" for k in range(len(OTHERS) - 1))]
-    looks = styles(names)
-    assert looks["mult"] == FIXED["mult"] and list(looks)[:2] == ["full", "mult"]
-    assert len({s.light for s in looks.values()}) == len({s.marker for s in looks.values()}) == len(names)
-
-
-def test_table_1_is_a_table_too():
-    points = [
-        result("path", hidden, loss=loss, sd=0.00002, network=network)
-        for network, values in TABLE_1_LOSSES.items()
-        for hidden, loss in values.items()
-    ]
-    text = html([figure(points, name="table1", title="Table 1", x_label="hidden layer", x_log=True)])
-    assert ">0.45263 ± 0.00002</td>" in text
-    assert "<strong>0.45252 ± 0.00002</strong>" in text and "<strong>0.45252</strong>" in text
-    assert "<strong>0.45254 ± 0.00002</strong>" in text and "<strong>0.45254</strong>" not in text  # a tie, here

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, MIX, Case, check_bag, check_lookup, fused, truth
 
-from quorem import QR, ChineseRemainder, Full, GeneralizedQR, Hash
+from quorem import QR, Custom, Full
 from quorem.ops.cpu import lookup
 from quorem.ops.rows import IdBatch
+from quorem.paper.partitions import Partition
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -53,15 +54,6 @@ def test_bags_longer_than_a_block():
     check_bag(case, ids, offsets, weighted=True, mean=True)
 
 
-def test_ids_past_the_last_offset_count_for_nothing():
-    case = Case(MIX[:2])
-    ids, offsets = case.bags(5)
-    longer = torch.cat([ids, torch.tensor([10**9, -5])])
-    shorter, bags = (IdBatch(values, offsets, mean=True) for values in (ids, longer))
-    out = fused("lookup", bags, case.stored, case.layout, names="")
-    assert torch.equal(out, fused("lookup", shorter, case.stored, case.layout, names=""))
-
-
 def test_tensors_that_are_not_contiguous():
     case = Case(MIX[:3])
     ids = case.ids(90)
@@ -97,30 +89,13 @@ def test_ids_out_of_range(value, dtype):
         fused("lookup", bags, case.stored, case.layout, names=names)
 
 
-SCHEMES = st.sampled_from(
-    [
-        Full(),
-        Hash(3),
-        QR(3, operation="mult"),
-        QR(5, operation="add"),
-        QR(4, operation="concat", large="quotient"),
-        QR(2, operation="feature"),
-        GeneralizedQR(3, operation="add"),
-        ChineseRemainder(2, operation="mult"),
-    ]
-)
-
-
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(st.data())
-def test_random_collections(data):
-    features = data.draw(st.integers(1, 4))
-    mix = []
-    for _ in range(features):
-        n = data.draw(st.integers(1, 200))
-        mix.append((data.draw(SCHEMES), n, data.draw(st.none() | st.integers(0, n - 1))))
-    widths = data.draw(st.lists(st.sampled_from([2, 4, 6, 16, 20, 64]), min_size=features, max_size=features))
-    case = Case(mix, widths=widths)
-    check_lookup(case, case.ids(data.draw(st.integers(0, 70)), data.draw(st.sampled_from([torch.int32, torch.int64]))))
-    ids, offsets = case.bags(data.draw(st.integers(0, 9)), data.draw(st.integers(0, 90)))
-    check_bag(case, ids, offsets, data.draw(st.booleans()), data.draw(st.booleans()))
+def test_division_is_exact(data):
+    n = data.draw(st.sampled_from([2**31, 2**40, 2**52, 2**52 + 1, 2**60]))
+    sizes = data.draw(st.lists(st.integers(2, 2000), min_size=1, max_size=3))
+    strides = data.draw(st.lists(st.integers(1, n - 1), min_size=len(sizes), max_size=len(sizes)))
+    parts = tuple(Partition(stride, size) for stride, size in zip(strides, sizes, strict=True))
+    case = Case([(Custom(parts, operation="add", check=False), n, None)], width=1)
+    near = [q * d + e for d in [*sizes, *strides] for q in (1, n // d // 2, n // d - 1, n // d) for e in (-1, 0, 1)]
+    check_lookup(case, torch.tensor([[i] for i in [*near, 0, n - 1] if 0 <= i < n]))

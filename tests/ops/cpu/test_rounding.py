@@ -1,14 +1,15 @@
 """Rounding at random in the fused rules: the bits of the truth."""
 
+from functools import partial
+
 import pytest
 import torch
 from kernel_cases import HOT_COLD, RULES, Case, fresh, fused, same, truth
-from row_rules import copied
+from rounded_sums import check_sums
 
 from quorem import Full
 from quorem.ops import rounding
 from quorem.ops.rows import IdBatch
-from quorem.ops.state import AdagradState
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -56,21 +57,4 @@ def test_rules_round_as_the_truth_does(name):
 @pytest.mark.parametrize("state_dtype", [torch.uint8, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype, width", [(torch.float32, 16), (torch.float32, 7), (torch.bfloat16, 7)], ids=str)
 def test_sums_of_squares_are_rounded_by_the_same_bits(state_dtype, dtype, width):
-    """Every code, and gradients of all sizes: the sums are those of the truth, bit for bit."""
-    case = Case([(Full(), 4000, None)], width=width, dtype=dtype)
-    grad = torch.randn(4000, width) * 2.0 ** torch.randint(-40, 20, (4000, width))
-    grad[:4, 0] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0])
-    sums = torch.randint(0, 256, (4000, width), dtype=torch.uint8)
-    if state_dtype == torch.bfloat16:
-        sums = rounding.log8_numbers(sums.device)[sums.long()].bfloat16()
-    first, runs = fresh("adagrad", case, seed=2**40 + 77), []
-    first.state = AdagradState(sums, torch.tensor(2**33 + 5))
-    for run in (fused, truth):
-        stored, rule = case.stored.clone(), copied(first)
-        run("rows_update_", torch.arange(4000), grad, stored, rule)
-        runs.append((stored, rule.state.sum))
-    same("sum", runs[0][1], runs[1][1], rtol=0, atol=0, equal_nan=True)
-    assert (runs[0][1] != sums).sum() > 1000
-    finite = runs[1][0].isfinite()  # infinite gradients make no number of a row
-    assert torch.equal(finite, runs[0][0].isfinite()) and not finite.all()
-    same("stored", runs[0][0][finite], runs[1][0][finite])
+    check_sums(partial(fused, "update_"), dtype, state_dtype, (4000, width), "cpu")

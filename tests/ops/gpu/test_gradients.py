@@ -1,21 +1,9 @@
 """Gradients summed by row against the truth; and where they are summed."""
 
+import gpu_cases
 import pytest
 import torch
-from gpu_cases import (
-    CUDA,
-    DEVICE,
-    FEW,
-    PLAIN,
-    SHAPES,
-    assert_close,
-    batch,
-    collection,
-    gradient,
-    jagged,
-    no_ids,
-    row_rule,
-)
+from gpu_cases import CUDA, DEVICE, PLAIN, SHAPES, assert_close, batch, collection, gradient, jagged, no_ids, row_rule
 
 import quorem
 from quorem.ops import gradients as truth
@@ -55,7 +43,7 @@ def test_kinds_alone_and_mixed(names: str) -> None:
 
 
 @pytest.mark.parametrize("b", [4, 40 if CUDA else 9])  # fewer ids than some tables have rows, and more
-@pytest.mark.parametrize("names", FEW)
+@pytest.mark.parametrize("names", gpu_cases.FEW)
 def test_rows_of_ids_own_pools_and_shared_rows(names: str, b: int) -> None:
     module = collection(4, torch.float64, names)
     stored, layout, grad = module.stored.detach(), module.layout, gradient(module, b)
