@@ -13,24 +13,18 @@ are ``[B, G]`` or, jagged, ``[V]``; ``...`` stands for either.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops import layout as column
-from ..ops.codes import BLOCK_ROWS, FIRST_SCALE, NARROW, code_bytes
+from ..ops.codes import dequantize
 from ..ops.rows import IdBatch, accumulator, places
 from ..paper.hashing import mixed_ids
 from ..paper.renumbering import mixing_rounds
 
 if TYPE_CHECKING:
     from .lookup import Tables
-
-# The finite float16 numbers from 0, by their bits; and the scales of narrow rows, by their byte. One tensor each, so
-# that a graph has one copy.
-HALVES = torch.from_numpy(np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32))[:, None]
-NARROW_SCALES = ((torch.arange(256, dtype=torch.int32) << 20) + FIRST_SCALE).view(torch.float32)[:, None]
 
 
 class Group:
@@ -214,38 +208,13 @@ def _read(group: Group, rows: Sequence[Tensor]) -> list[Tensor]:
     if not bits:
         numbers = [_cast(F.embedding(each, stored), accumulator(stored)) for each in rows]
     else:  # all rows at once: fewer operators
-        numbers = list(dequantized(stored, torch.stack(list(rows)), width, bits).unbind())
+        numbers = list(dequantize(stored, torch.stack(list(rows)), width, bits).unbind())
     return numbers if group.num_slots == 1 else [each.flatten(-2) for each in numbers]
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """``tensor.to(dtype)``, which would be an operator of the graph even where nothing changes."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
-
-
-def dequantized(stored: Tensor, rows: Tensor, width: int, bits: int) -> Tensor:
-    """``codes.dequantize`` without a view of bytes as another dtype, which ONNX does not have.
-
-    Products with small matrices are exact here, and ONNX Runtime broadcasts last axes more slowly.
-    """
-    size, device = code_bytes(width, bits), rows.device
-    if width <= NARROW:
-        block = rows // BLOCK_ROWS
-        place = (rows * size + block)[..., None] + torch.arange(size, device=device)
-        codes, ends = stored.flatten()[place].float(), F.embedding(block, stored[:, -1:])
-    else:
-        taken = F.embedding(rows, stored)
-        codes, ends = taken[..., :size].float(), taken[..., size:]
-    if bits == 4:
-        high = (codes / 16).floor()
-        codes = torch.stack([codes - high * 16, high], -1).flatten(-2)
-    if width <= NARROW:
-        return (codes[..., :width] - 2 ** (bits - 1)) * F.embedding(ends[..., 0].long(), NARROW_SCALES.to(device))
-    ends = ends.float()
-    bits_of_scale = (ends @ torch.tensor([[1.0], [256.0], [0.0], [0.0]], device=device))[..., 0].long()
-    scale = F.embedding(bits_of_scale, HALVES.to(device))
-    zero = ends @ torch.tensor([[0.0], [0.0], [1.0], [0.0]], device=device).expand(4, width)
-    return (codes[..., :width] - zero) * scale
 
 
 def _cold(group: Group, number: Tensor) -> Tensor:

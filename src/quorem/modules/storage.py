@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import InvalidIdMode, check_choice, check_dtype
+from ..ops.codes import dequantize
 from ..ops.lagging import unwatched, updates_of
 from ..ops.layout import Extent, Layout, Storage, StoredPool, build
 from ..ops.memory import in_huge_pages
@@ -19,7 +20,6 @@ from ..paper.schemes.frequency import Ranks, are_known, rank
 from .id_rules import rules_of
 from .meaning import are_ranked, differences, meaning_of, ranks_in
 from .path_networks import PathNetworks, path_groups
-from .plain import dequantized
 from .table import Table
 
 
@@ -203,7 +203,7 @@ class StoredTables(nn.Module):
         wide, views = torch.promote_types(self.dtype, torch.float32), []
         for extent in extents:
             rows = torch.arange(extent.rows * extent.pitch, device=self.live_stored.device) + extent.base
-            numbers = dequantized(self.live_stored, rows, self.width, self.bits).to(wide)
+            numbers = dequantize(self.live_stored, rows, self.width, self.bits).to(wide)
             views.append(numbers.view(extent.rows, -1))
         return views
 

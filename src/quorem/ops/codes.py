@@ -25,6 +25,10 @@ BLOCK_ROWS = 16  # narrow rows that share one
 SMALLEST_SCALE = 2.0**-24  # the smallest float16
 SMALLEST_NARROW_SCALE, LARGEST_NARROW_SCALE = 2.0**-22, 2.0**9 * 1.875
 FIRST_SCALE = (127 - 22) << 23  # the smallest as bits of a float32; those of the scale of byte b are b << 20 more
+# The finite float16 numbers from 0, by their bits; and the scales of narrow rows, by their byte. One tensor each, so
+# that an exported graph has one copy.
+HALVES = torch.arange(0x7C00, dtype=torch.int16, device="cpu").view(torch.float16).float()[:, None]
+NARROW_SCALES = ((torch.arange(256, dtype=torch.int32, device="cpu") << 20) + FIRST_SCALE).view(torch.float32)[:, None]
 
 
 def code_bytes(width: int, bits: int) -> int:
@@ -66,7 +70,7 @@ def quantize(rows: Tensor, bits: int) -> Tensor:
         middle = 2 ** (bits - 1)
         wanted = torch.maximum(high / (middle - 1), -low / middle).clamp(min=SMALLEST_NARROW_SCALE)
         byte = ((wanted.view(torch.int32) - FIRST_SCALE + 2**20 - 1) >> 20).clamp(max=255)  # rounded up
-        scale, zero = _scale_of(byte), torch.tensor(float(middle), device=rows.device)
+        scale, zero = NARROW_SCALES.to(rows.device)[byte[:, 0]], torch.tensor(float(middle), device=rows.device)
         ends = [byte.to(torch.uint8)]
     else:
         wanted = (high - low) / steps
@@ -83,22 +87,28 @@ def quantize(rows: Tensor, bits: int) -> Tensor:
     return torch.cat([codes.reshape(len(rows), -1), *ends], 1)
 
 
-def _scale_of(byte: Tensor) -> Tensor:
-    return ((byte.to(torch.int32) << 20) + FIRST_SCALE).view(torch.float32)
-
-
 def dequantize(stored: Tensor, rows: Tensor, width: int, bits: int) -> Tensor:
-    """The numbers ``[..., W]``, float32, of ``rows`` ``[...]`` of ``stored``."""
-    size = code_bytes(width, bits)
+    """The numbers ``[..., W]``, float32, of ``rows`` ``[...]`` of ``stored``.
+
+    It has no view of bytes as another dtype, which ONNX does not have, so that exports trace it. Products with small
+    matrices are exact here, and ONNX Runtime broadcasts last axes more slowly.
+    """
+    size, device = code_bytes(width, bits), rows.device
     if width <= NARROW:
         block = rows // BLOCK_ROWS
         start = rows * size + block  # before each block lie the scales of all others
-        codes = stored.flatten()[start[..., None] + torch.arange(size, device=rows.device)]
-        scale, zero = _scale_of(stored[:, -1][block])[..., None], torch.tensor(2.0 ** (bits - 1), device=rows.device)
+        codes = stored.flatten()[start[..., None] + torch.arange(size, device=device)].float()
+        ends = F.embedding(block, stored[:, -1:])
     else:
-        codes, half, integer = stored[rows].split([size, 2, 2], -1)
-        scale = half.contiguous().view(torch.float16).float()
-        zero = integer.contiguous().view(torch.int16).float()
+        taken = F.embedding(rows, stored)
+        codes, ends = taken[..., :size].float(), taken[..., size:]
     if bits == 4:
-        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    return (codes[..., :width].float() - zero) * scale
+        high = (codes / 16).floor()
+        codes = torch.stack([codes - high * 16, high], -1).flatten(-2)
+    if width <= NARROW:
+        return (codes[..., :width] - 2 ** (bits - 1)) * F.embedding(ends[..., 0].long(), NARROW_SCALES.to(device))
+    ends = ends.float()
+    bits_of_scale = (ends @ torch.tensor([[1.0], [256.0], [0.0], [0.0]], device=device))[..., 0].long()
+    scale = F.embedding(bits_of_scale, HALVES.to(device))
+    zero = ends @ torch.tensor([[0.0], [0.0], [1.0], [0.0]], device=device).expand(4, width)
+    return (codes[..., :width] - zero) * scale
