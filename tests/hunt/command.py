@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ def main(hunt: Callable[..., dict[str, Any]], about: str | None, unit: str, coun
     parser.add_argument("--seed", type=int, default=0)
     for name, values in choices.items():
         parser.add_argument(f"--{name}", nargs="*", default=values, choices=values, help="which; by default all")
-    figures = hunt(**vars(parser.parse_args()))
-    print(json.dumps(figures, indent=1))
+    options, began = vars(parser.parse_args()), time.monotonic()
+    figures = hunt(**options)
+    about_it = {unit: options["count"], "seed": options["seed"], "seconds": round(time.monotonic() - began, 1)}
+    print(json.dumps(about_it | figures, indent=1))
     sys.exit(bool(figures["bad"]))

@@ -20,11 +20,9 @@ import gzip
 import io
 import os
 import random
-import resource
 import shutil
 import signal
 import tempfile
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,6 +40,7 @@ import typer
 from hunt.command import main
 from hunt.damages import DAMAGES, EXECUTED
 from hunt.kills import trained
+from limits import limited_memory
 from runs_of_training import StopAt, small_log, small_run
 
 from quorem import EmbeddingCollection, HotCold, Pool, Table, quantize_, schemes
@@ -106,15 +105,11 @@ def limited(seconds: float) -> Iterator[None]:
         raise HangError
 
     before = signal.signal(signal.SIGALRM, stop)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, hard))
     try:
-        yield
+        with limited_memory(SPARE_BYTES):
+            yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
@@ -150,10 +145,9 @@ def hunt(count: int, seed: int = 0) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         every = targets(Path(scratch) / "whole")
         expected = {target.name: target.read(copied(target, Path(scratch) / "expected")) for target in every}
-        rng, began = random.Random(seed), time.monotonic()
+        rng, bad = random.Random(seed), []
         by_target: dict[str, Counter[str]] = {target.name: Counter() for target in every}
         by_damage: dict[str, Counter[str]] = {how: Counter() for how in HOWS}
-        bad = []
         for number in range(count):
             target, how = every[number % len(every)], HOWS[number // len(every) % len(HOWS)]
             copy = copied(target, Path(scratch) / "copy")
@@ -170,15 +164,7 @@ def hunt(count: int, seed: int = 0) -> dict[str, Any]:
                 bad.append({**where, kind: word[:300]})
             shutil.rmtree(copy)
     total = sum(by_target.values(), Counter())
-    return {
-        "files": count,
-        "seed": seed,
-        "seconds": round(time.monotonic() - began, 1),
-        "outcomes": dict(sorted(total.items())),
-        "by_target": {name: dict(sorted(tally.items())) for name, tally in by_target.items()},
-        "by_damage": {name: dict(sorted(tally.items())) for name, tally in by_damage.items()},
-        "bad": bad,
-    }
+    return {"outcomes": total, "by_target": by_target, "by_damage": by_damage, "bad": bad}
 
 
 def copied(target: Target, folder: Path) -> Path:

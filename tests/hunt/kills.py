@@ -7,6 +7,7 @@ left is looked at after every kill. This process starts no thread, so that it ca
 
 import os
 import random
+import select
 import shutil
 import signal
 import tempfile
@@ -52,8 +53,15 @@ class Job:
     look: Callable[[int, bool], list[str]]
     kills: int = 0
     ends: int = 0
-    seconds: float = 0.0  # of a run that is not killed
     bad: list[str] = field(default_factory=list)
+
+    def start(self, kill_after: float | None = None) -> bool:
+        """Run it, and look at what it left; whether it came to its end."""
+        ended = in_child(lambda: self.run(self.ends), kill_after)
+        self.bad += self.look(self.ends, ended)
+        self.ends += ended
+        self.kills += not ended
+        return ended
 
 
 def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:
@@ -74,17 +82,11 @@ def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:
         finally:
             os._exit(code)
     if kill_after is not None:
-        end = time.monotonic() + kill_after
-        while time.monotonic() < end:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            time.sleep(0.001)
-        else:
+        watched = os.pidfd_open(child)
+        if not select.select([watched], [], [], kill_after)[0]:
             os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-    else:
-        _, status = os.waitpid(child, 0)
+        os.close(watched)
+    _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return False
     if os.WEXITSTATUS(status):
@@ -94,32 +96,21 @@ def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:
 
 def hunt(count: int, seed: int, jobs: Sequence[str]) -> dict[str, Any]:
     """Kill the jobs of these names in turn at random moments, and say what came of it."""
-    rng, began = random.Random(seed), time.monotonic()
+    rng, seconds = random.Random(seed), {}
     with tempfile.TemporaryDirectory() as scratch:
         hunted = [JOBS[name](Path(scratch) / name) for name in jobs]
+        for job in hunted:
+            began = time.monotonic()
+            job.start()
+            seconds[job.name] = round(time.monotonic() - began, 2)
         for number in range(count):
             job = hunted[number % len(hunted)]
-            if job.seconds == 0:
-                start = time.monotonic()
-                in_child(lambda job=job: job.run(0))
-                job.seconds = time.monotonic() - start
-                job.bad += job.look(0, True)
-                job.ends = 1
-            while in_child(lambda job=job: job.run(job.ends), rng.uniform(0, 1.5 * job.seconds)):
-                job.bad += job.look(job.ends, True)
-                job.ends += 1
-            job.kills += 1
-            job.bad += job.look(job.ends, False)
+            while job.start(rng.uniform(0, 1.5 * seconds[job.name])):
+                pass
         for job in hunted:  # once more, to the end
-            if job.kills:
-                in_child(lambda job=job: job.run(job.ends))
-                job.bad += job.look(job.ends, True)
-                job.ends += 1
+            job.start()
     return {
-        "kills": count,
-        "seed": seed,
-        "seconds": round(time.monotonic() - began, 1),
-        "jobs": {job.name: {"kills": job.kills, "ends": job.ends, "seconds": round(job.seconds, 2)} for job in hunted},
+        "jobs": {job.name: {"kills": job.kills, "ends": job.ends, "seconds": seconds[job.name]} for job in hunted},
         "bad": [f"{job.name}: {text}" for job in hunted for text in job.bad],
     }
 
@@ -262,13 +253,12 @@ def reporting(folder: Path) -> Job:
             try:
                 if path.suffix == ".png":
                     is_whole = bool(np.isfinite(imread(path)).all())
-                elif path.suffix == ".pdf":
-                    is_whole = path.read_bytes().startswith(b"%PDF") and path.read_bytes().endswith(b"%%EOF\n")
                 elif path.suffix == ".json":
                     is_whole = "points" in files.read_json(path)
                 else:
-                    text = path.read_text()
-                    is_whole = text.endswith("</html>\n" if path.suffix == ".html" else "\n")
+                    is_whole = path.read_bytes().endswith(
+                        {".pdf": b"%%EOF\n", ".html": b"</html>\n"}.get(path.suffix, b"\n")
+                    )
             except Exception as error:
                 bad.append(f"{path.name}: {error}")
                 continue

@@ -252,13 +252,11 @@ def test_collections_that_cannot_be_replaced_stay_with_the_reason(make, reason) 
 def test_what_cannot_be_replaced_in_place_is_refused() -> None:
     with pytest.raises(TypeError, match=r"model \(EmbeddingBagCollection\) must contain collections"):
         quorem.compress_(stock.EmbeddingBagCollection(configs()), SUMS)
-    narrow = nn.Sequential(
-        stock.EmbeddingBagCollection([EmbeddingBagConfig(name="a", num_embeddings=90, embedding_dim=4)])
-    )
+    table = EmbeddingBagConfig(name="a", num_embeddings=90, embedding_dim=4)
+    narrow = nn.Sequential(stock.EmbeddingBagCollection([table]))
     report = quorem.compress_(narrow, quorem.QR(4, operation="concat"))
-    assert report.left == {
-        "0.embedding_bags.a": "its parts would be 2 wide, which is no multiple of 4, as FBGEMM needs it"
-    }
+    why = "its parts would be 2 wide, which is no multiple of 4, as FBGEMM needs it"
+    assert report.left == {"0.embedding_bags.a": why}
 
 
 def test_compression_does_not_load_torchrec() -> None:

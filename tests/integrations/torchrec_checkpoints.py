@@ -9,32 +9,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torchrec_ranks
 from torch import nn
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_ranks import (
-    OPTIMIZERS,
-    TABLES,
-    TINY,
-    B,
-    D,
-    all_of,
-    dense_optimizer,
-    jagged,
-    near,
-    same_tables,
-    shard,
-    slope,
-)
+from torchrec_ranks import OPTIMIZERS, TINY, B, D, all_of, dense_optimizer, jagged, near, same_tables, shard, slope
 from torchrec_tables import collection_of, expected
 
 import quorem
 from quorem.integrations import torchrec as integration
 from quorem.integrations.torchrec import EmbeddingBagCollection
 
-TRAINED = [*TABLES, quorem.Table("tiny", TINY, D)]
+TRAINED = [*torchrec_ranks.TABLES, quorem.Table("tiny", TINY, D)]
 PLANS: dict[str, Callable[[Any], Any]] = {
     "planner": lambda module: integration.constraints(module, batch_size=B),
     "columns": lambda module: all_of(module, "column_wise"),

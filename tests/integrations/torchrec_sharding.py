@@ -1,26 +1,11 @@
 """Every scheme under every sharding type: outputs, gradients, updates, odd batches; cases for two ranks."""
 
 import torch
+import torchrec_ranks as ranks
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec_ranks import (
-    NAMES,
-    OPTIMIZERS,
-    TABLES,
-    TINY,
-    B,
-    D,
-    all_of,
-    dense_optimizer,
-    jagged,
-    near,
-    same_tables,
-    shard,
-    sharded_with_sgd,
-    slope,
-    step_of_both,
-)
+from torchrec_ranks import NAMES, TABLES, D, dense_optimizer, jagged, same_tables, sharded_with_sgd, slope, step_of_both
 from torchrec_tables import collection_of, expected
 
 import quorem
@@ -55,7 +40,7 @@ def unpooled(rank: int) -> None:
         out = model(features)
         assert list(out) == NAMES
         for f, name in enumerate(NAMES):
-            near(out[name].values(), collection.dense(f).flatten(1)[features[name].values()], name)
+            ranks.near(out[name].values(), collection.dense(f).flatten(1)[features[name].values()], name)
             assert torch.equal(out[name].lengths(), features[name].lengths())
         vectors = torch.cat([out[name].values().flatten() for name in NAMES])
         (vectors * slope(rank, 0, vectors.shape)).sum().backward()
@@ -71,13 +56,13 @@ def unpooled(rank: int) -> None:
 
 def optimizers(rank: int) -> None:
     """Three steps of each optimizer in TorchRec's backward pass, under the plan that its planner makes."""
-    tables = [*TABLES, quorem.Table("tiny", TINY, D)]
+    tables = [*TABLES, quorem.Table("tiny", ranks.TINY, D)]
     names = [table.name for table in tables]
-    for name, (theirs, ours, options) in OPTIMIZERS.items():
+    for name, (theirs, ours, options) in ranks.OPTIMIZERS.items():
         collection = collection_of(tables, sparse=True)
         module = EmbeddingBagCollection(tables)
         apply_optimizer_in_backward(theirs, module.vectors.parameters(), dict(options))
-        model = shard(module, integration.constraints(module, batch_size=B))
+        model = ranks.shard(module, integration.constraints(module, batch_size=ranks.B))
         assert all(plan.sharding_type != "data_parallel" for p in model.plan.plan.values() for plan in p.values())
         integration.copy_state_(model, collection)
         # As quorem.optim does for networks and matrices.
@@ -105,28 +90,20 @@ def odd_batches(rank: int) -> None:
         out = model(features)
         assert out.keys() == NAMES and out.values().shape == (sizes[rank], (len(NAMES) + 1) * D)
         if sizes[rank]:
-            near(out.values(), expected(collection, features), f"sizes {sizes}")
+            ranks.near(out.values(), expected(collection, features), f"sizes {sizes}")
         out.values().sum().mul(0).backward()  # a rank without samples takes part too
 
 
 def starts(rank: int) -> None:
     """Shards of columns and whole tables start in the interval of their partition, from the meta device too."""
-    tables = [
-        quorem.Table("add", 1000, D, quorem.QR(10, operation="add")),
-        quorem.Table("mult", 1000, D, quorem.QR(10)),
-    ]
+    tables = [quorem.Table(op, 1000, D, quorem.QR(10, operation=op)) for op in ("add", "mult")]
     bound = (1 / 1000) ** 0.5
     for device in ("cpu", "meta"):
         for kind in ("column_wise", "table_wise"):
             module = EmbeddingCollection(tables, num_shards=2, device=device)
-            made = dict(integration.to_collection(shard(module, all_of(module, kind))).named_tables())
+            made = dict(integration.to_collection(ranks.shard(module, ranks.all_of(module, kind))).named_tables())
             spans = {name: float(table.max() - table.min()) / 2 for name, table in made.items()}
-            wanted = {
-                "tables.add.0": bound,
-                "tables.add.1": 0.01 * bound,
-                "tables.mult.0": bound,
-                "tables.mult.1": 0.01,
-            }
+            wanted = {"tables.add.0": bound, "tables.add.1": bound / 100, "tables.mult.0": bound, "tables.mult.1": 0.01}
             for name, span in wanted.items():
                 assert 0.85 * span < spans[name] <= 1.001 * span, (device, kind, name, spans[name], span)
             assert abs(float(made["tables.mult.1"].mean()) - 1) < 0.01

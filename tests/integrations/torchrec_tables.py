@@ -54,11 +54,9 @@ def expected(collection: quorem.EmbeddingCollection, features: KeyedJaggedTensor
     return collection(ids, F.pad(lengths.cumsum(0), (1, 0)), weights).flatten(1)
 
 
-def bags_of(
-    collection: quorem.EmbeddingCollection, tables: list[quorem.Table], **options: Any
-) -> EmbeddingBagCollection:
+def bags_of(collection: quorem.EmbeddingCollection, tables: list[quorem.Table], **more: Any) -> EmbeddingBagCollection:
     """TorchRec's tables with the weights of a single-device collection of the same tables."""
-    module = EmbeddingBagCollection(tables, mode=collection.mode, **options)
+    module = EmbeddingBagCollection(tables, mode=collection.mode, **more)
     integration.copy_state_(module, collection)
     return module
 

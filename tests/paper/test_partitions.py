@@ -10,19 +10,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import definition_1
+from oracles import definition_1, pairwise_coprime
+from refusals import refused
 
 from quorem import partitions
 from quorem.paper.partitions import ExplicitPartition, Partition
 from quorem.paper.renumbering import Mixing
+from quorem.paper.sizes import balanced_sizes, coprime_sizes, coprime_sizes_for_rows
 
 # Partition
 
 
 @given(
-    st.integers(1, 2**63 - 1),
-    st.integers(1, 2**63 - 1),
-    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20),
+    st.integers(1, 2**63 - 1), st.integers(1, 2**63 - 1), st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20)
 )
 def test_partition_is_exact_on_all_of_int64(stride: int, size: int, ids: list[int]) -> None:
     assert Partition(stride, size)(torch.tensor(ids)).tolist() == [i // stride % size for i in ids]
@@ -134,47 +134,37 @@ def test_quotient_and_remainder_restore_huge_ids(n: int) -> None:
 digits = partitions.generalized_quotient_remainder
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda: Partition(0, 4), ValueError, r"stride \(0\) must be at least 1"),
-        (lambda: Partition(1, -2), ValueError, r"size \(-2\) must be at least 1"),
-        (lambda: Partition(2**63, 1), ValueError, r"stride \(9223372036854775808\) must be .* < 2\*\*63"),
-        (lambda: Partition(1.0, 4), TypeError, r"stride \(1\.0\) must be an integer"),
-        (lambda: Partition(1, True), TypeError, r"size \(True\) must be an integer"),
-        (lambda: Partition(1, "4"), TypeError, r"size \('4'\) must be an integer"),
-        (lambda: ExplicitPartition([]), ValueError, r"index \(shape \[0\]\) must be 1-D and not empty"),
-        (lambda: ExplicitPartition([[0, 1]]), ValueError, r"index \(shape \[1, 2\]\) must be 1-D"),
-        (lambda: ExplicitPartition([0, -1]), ValueError, r"index holds bucket -1; buckets must be >= 0"),
-        (lambda: ExplicitPartition([0.5]), TypeError, r"index \(torch.float32\) must be an integer tensor"),
-        (lambda: ExplicitPartition([True]), TypeError, r"index \(torch.bool\) must be an integer tensor"),
-        (lambda: partitions.naive(0), ValueError, r"n \(0\) must be at least 1"),
-        (lambda: partitions.naive(10.0), TypeError, r"n \(10\.0\) must be an integer"),
-        (lambda: partitions.hashing(10, 0), ValueError, r"m \(0\) must be in \[1, 10\]"),
-        (lambda: partitions.hashing(10, True), TypeError, r"m \(True\) must be an integer"),
-        (lambda: partitions.quotient_remainder(10, 11), ValueError, r"m \(11\) must be in \[1, 10\]"),
-        (lambda: digits(10, [3, 3]), ValueError, r"the product of sizes \(3, 3\) \(9\) must be >= n \(10\)"),
-        (lambda: digits(1, []), ValueError, r"the product of sizes \(\)"),
-        (lambda: digits(4, [4, 0]), ValueError, r"sizes\[1\] \(0\) must be at least 1"),
-        (lambda: digits(4, [2**40] * 3), ValueError, r"stride \(\d+\) must be .* < 2\*\*63"),
-        (lambda: partitions.chinese_remainder(6, [2, 3.0]), TypeError, r"sizes\[1\] \(3\.0\) must be"),
-        (lambda: partitions.chinese_remainder(10, [5, 4, 6]), ValueError, r"sizes \(5, 4, 6\) .* gcd\(4, 6\) = 2"),
-        (lambda: partitions.overlapping_quotient_remainder(10, [3, 3]), ValueError, r"the product of sizes \(3, 3\)"),
-        (
-            lambda: partitions.is_complementary([Partition(1, 2)], 0),
-            ValueError,
-            r"n \(0\) must be in \[1, 2147483648\]",
-        ),
-        (
-            lambda: partitions.is_complementary([Partition(1, 9), ExplicitPartition([0, 1])], 3),
-            ValueError,
-            r"parts\[1\] maps 2 ids; an ExplicitPartition must map n \(3\)",
-        ),
-    ],
+test_refusals = refused(
+    (lambda: Partition(0, 4), ValueError, r"stride \(0\) must be at least 1"),
+    (lambda: Partition(1, -2), ValueError, r"size \(-2\) must be at least 1"),
+    (lambda: Partition(2**63, 1), ValueError, r"stride \(9223372036854775808\) must be .* < 2\*\*63"),
+    (lambda: Partition(1.0, 4), TypeError, r"stride \(1\.0\) must be an integer"),
+    (lambda: Partition(1, True), TypeError, r"size \(True\) must be an integer"),
+    (lambda: Partition(1, "4"), TypeError, r"size \('4'\) must be an integer"),
+    (lambda: ExplicitPartition([]), ValueError, r"index \(shape \[0\]\) must be 1-D and not empty"),
+    (lambda: ExplicitPartition([[0, 1]]), ValueError, r"index \(shape \[1, 2\]\) must be 1-D"),
+    (lambda: ExplicitPartition([0, -1]), ValueError, r"index holds bucket -1; buckets must be >= 0"),
+    (lambda: ExplicitPartition([0.5]), TypeError, r"index \(torch.float32\) must be an integer tensor"),
+    (lambda: ExplicitPartition([True]), TypeError, r"index \(torch.bool\) must be an integer tensor"),
+    (lambda: partitions.naive(0), ValueError, r"n \(0\) must be at least 1"),
+    (lambda: partitions.naive(10.0), TypeError, r"n \(10\.0\) must be an integer"),
+    (lambda: partitions.hashing(10, 0), ValueError, r"m \(0\) must be in \[1, 10\]"),
+    (lambda: partitions.hashing(10, True), TypeError, r"m \(True\) must be an integer"),
+    (lambda: partitions.quotient_remainder(10, 11), ValueError, r"m \(11\) must be in \[1, 10\]"),
+    (lambda: digits(10, [3, 3]), ValueError, r"the product of sizes \(3, 3\) \(9\) must be >= n \(10\)"),
+    (lambda: digits(1, []), ValueError, r"the product of sizes \(\)"),
+    (lambda: digits(4, [4, 0]), ValueError, r"sizes\[1\] \(0\) must be at least 1"),
+    (lambda: digits(4, [2**40] * 3), ValueError, r"stride \(\d+\) must be .* < 2\*\*63"),
+    (lambda: partitions.chinese_remainder(6, [2, 3.0]), TypeError, r"sizes\[1\] \(3\.0\) must be"),
+    (lambda: partitions.chinese_remainder(10, [5, 4, 6]), ValueError, r"sizes \(5, 4, 6\) .* gcd\(4, 6\) = 2"),
+    (lambda: partitions.overlapping_quotient_remainder(10, [3, 3]), ValueError, r"the product of sizes \(3, 3\)"),
+    (lambda: partitions.is_complementary([Partition(1, 2)], 0), ValueError, r"n \(0\) must be in \[1, 2147483648\]"),
+    (
+        lambda: partitions.is_complementary([Partition(1, 9), ExplicitPartition([0, 1])], 3),
+        ValueError,
+        r"parts\[1\] maps 2 ids; an ExplicitPartition must map n \(3\)",
+    ),
 )
-def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        call()
 
 
 # The overlapping extension
@@ -227,3 +217,69 @@ def test_one_collision_among_many_is_found() -> None:
     spread = ExplicitPartition(index * 2**40)
     assert not partitions.is_complementary([spread, Partition(10, 1), Partition(n, 2)], n)
     assert partitions.is_complementary([spread, Partition(10, 100)], n)
+
+
+def tuples_of_sum(total: int, k: int, at_most: int) -> list[tuple[int, ...]]:
+    """Every non-increasing tuple of k positive integers of that sum."""
+    if k == 0:
+        return [()] if total == 0 else []
+    firsts = range(1, min(total, at_most) + 1)
+    return [(first, *rest) for first in firsts for rest in tuples_of_sum(total - first, k - 1, first)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_balanced_sizes_against_brute_force(k: int) -> None:
+    for n in range(1, 60):
+        total = next(s for s in itertools.count(k) if any(math.prod(t) >= n for t in tuples_of_sum(s, k, s)))
+        found = balanced_sizes(n, k)
+        assert sum(found) == total and math.prod(found) >= n and len(found) == k
+        assert list(found) == sorted(found, reverse=True)
+
+
+@given(st.integers(1, 2**62), st.integers(1, 70))
+def test_balanced_sizes_for_huge_n(n: int, k: int) -> None:
+    sizes = balanced_sizes(n, k)
+    assert math.prod(sizes) >= n and len(sizes) == k and sizes[0] - sizes[-1] <= 1
+    # One row fewer, split as evenly as can be, falls short.
+    if n > 1:
+        size, larger = divmod(sum(sizes) - 1, k)
+        assert (size + 1) ** larger * size ** (k - larger) < n
+
+
+@pytest.mark.parametrize(("k", "limit"), [(1, 30), (2, 150), (3, 200), (4, 300), (5, 300)])
+def test_coprime_sizes_against_brute_force(k: int, limit: int) -> None:
+    for n in range(1, limit, 1 if k < 3 else 7):
+        for total in itertools.count(k):
+            fits = [t for t in tuples_of_sum(total, k, total) if math.prod(t) >= n and pairwise_coprime(t)]
+            if fits:
+                break
+        found = coprime_sizes(n, k)
+        assert found in fits and math.prod(found) == max(map(math.prod, fits))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_coprime_sizes_for_rows_against_brute_force(k: int) -> None:
+    best = 0
+    for rows in range(k, 26):
+        best = max([best, *(math.prod(t) for t in tuples_of_sum(rows, k, rows) if pairwise_coprime(t))])
+        found = coprime_sizes_for_rows(rows, k)
+        assert len(found) == k and sum(found) <= rows and pairwise_coprime(found)
+        assert math.prod(found) == best and list(found) == sorted(found, reverse=True)
+
+
+@given(st.integers(1, 10**12), st.integers(1, 8))
+def test_the_two_coprime_searches_agree(n: int, k: int) -> None:
+    sizes = coprime_sizes(n, k)
+    assert math.prod(sizes) >= n and pairwise_coprime(sizes) and len(sizes) == k
+    assert math.prod(coprime_sizes_for_rows(sum(sizes), k)) == math.prod(sizes)
+    if sum(sizes) > k:
+        assert math.prod(coprime_sizes_for_rows(sum(sizes) - 1, k)) < n
+
+
+test_refused_sizes = refused(
+    (lambda: balanced_sizes(0, 2), ValueError, r"n \(0\) must be at least 1"),
+    (lambda: balanced_sizes(5, 1.5), TypeError, r"k \(1\.5\) must be an integer"),
+    (lambda: coprime_sizes(5, 0), ValueError, r"k \(0\) must be at least 1"),
+    (lambda: coprime_sizes_for_rows(2, 3), ValueError, r"num_rows \(2\) must be at least 3"),
+    (lambda: coprime_sizes_for_rows(2, 0), ValueError, r"k \(0\) must be at least 1"),
+)

@@ -102,9 +102,7 @@ def assert_same_inputs(run: Path, file: Path, unknown: str = "error") -> None:
 @pytest.mark.parametrize(
     ("config", "unknown"), [(PrepareConfig(vocabulary="train"), "error"), (PrepareConfig(transform="log"), "missing")]
 )
-def test_plain_python_makes_the_inputs_of_predict(
-    config: PrepareConfig, unknown: str, bags: bool, tmp_path: Path
-) -> None:
+def test_plain_python_makes_inputs_of_predict(config: PrepareConfig, unknown: str, bags: bool, tmp_path: Path) -> None:
     run = visits_run(tmp_path, config, bags)
     write_visits(tmp_path / "new.csv", 200, new="nobody before")
     assert_same_inputs(run, tmp_path / "new.csv", unknown)

@@ -84,17 +84,6 @@ def test_what_it_cannot_take(body: Any, reason: str, port: int) -> None:
     assert status == 400 and reason in answer["error"]
 
 
-def test_a_browser_is_told_the_columns(port: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/")
-    assert json.loads(connection.getresponse().read())["columns"] == list(ROW)
-
-
-def test_a_missing_model_is_told_in_a_line() -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLE), "none.onnx"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "none.onnx is not a file: quorem export" in done.stderr
-
-
 def test_it_needs_neither_torch_nor_quorem() -> None:
     lines = [
         f"import sys; sys.path.insert(0, {str(EXAMPLE.parent)!r})",

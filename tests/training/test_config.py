@@ -3,9 +3,11 @@
 import dataclasses
 import hashlib
 import inspect
+from functools import partial
 
 import pytest
 import torch
+from refusals import refused
 from runs_of_training import small_log, small_run
 from torch import nn
 
@@ -85,35 +87,29 @@ def test_learning_rates_are_torchs_defaults():
         assert RunConfig(data="log", optimizer=name, lr=0.5).learning_rate == 0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"data": ""}, ValueError, r"data \(''\) must name the data"),
-        ({"data": 3}, TypeError, r"data \(3\) must be a str"),
-        ({"network": "wide"}, ValueError, r"network \('wide'\) must be one of 'dcn', 'dlrm', or FILE.py:F"),
-        ({"preset": "table2"}, ValueError, r"preset \('table2'\) must be one of 'text', 'table1'"),
-        ({"precision": "fp8"}, ValueError, r"precision \('fp8'\) must be one of 'float32', 'bfloat16'"),
-        ({"state_dtype": "int8"}, ValueError, r"state_dtype \('int8'\) must be one of 'float32', 'bfloat16', 'log8'"),
-        ({"state_dtype": "log8", "optimizer": "adam"}, ValueError, r"state_dtype \('log8'\) must be .* for adam"),
-        ({"scheme": "QR"}, TypeError, r"scheme \('QR'\) must be a Scheme"),
-        ({"threshold": -1}, ValueError, r"threshold \(-1\) must be at least 0"),
-        ({"seed": 1.5}, TypeError, r"seed \(1.5\) must be an int"),
-        ({"shuffle": 1}, TypeError, r"shuffle \(1\) must be a bool"),
-        ({"validate_every": 0}, ValueError, r"validate_every \(0\) must be at least 1"),
-        ({"lr": 0}, ValueError, r"lr \(0\) must be above 0 and finite"),
-        ({"lr": float("nan")}, ValueError, r"lr \(nan\) must be above 0 and finite"),
-        ({"lr": "0.1"}, TypeError, r"lr \('0.1'\) must be a float"),
-    ],
+config = partial(RunConfig, data="log")
+test_wrong_options_are_named = refused(
+    (lambda: config(data=""), ValueError, r"data \(''\) must name the data"),
+    (lambda: config(data=3), TypeError, r"data \(3\) must be a str"),
+    (lambda: config(network="wide"), ValueError, r"network \('wide'\) must be one of 'dcn', 'dlrm', or FILE.py:F"),
+    (lambda: config(preset="table2"), ValueError, r"preset \('table2'\) must be one of 'text', 'table1'"),
+    (lambda: config(precision="fp8"), ValueError, r"precision \('fp8'\) must be one of 'float32', 'bfloat16'"),
+    (lambda: config(state_dtype="int8"), ValueError, r"state_dtype \('int8'\) must be one of 'float32', 'bfloat16'"),
+    (lambda: config(state_dtype="log8", optimizer="adam"), ValueError, r"state_dtype \('log8'\) must be .* for adam"),
+    (lambda: config(scheme="QR"), TypeError, r"scheme \('QR'\) must be a Scheme"),
+    (lambda: config(threshold=-1), ValueError, r"threshold \(-1\) must be at least 0"),
+    (lambda: config(seed=1.5), TypeError, r"seed \(1.5\) must be an int"),
+    (lambda: config(shuffle=1), TypeError, r"shuffle \(1\) must be a bool"),
+    (lambda: config(validate_every=0), ValueError, r"validate_every \(0\) must be at least 1"),
+    (lambda: config(lr=0), ValueError, r"lr \(0\) must be above 0 and finite"),
+    (lambda: config(lr=float("nan")), ValueError, r"lr \(nan\) must be above 0 and finite"),
+    (lambda: config(lr="0.1"), TypeError, r"lr \('0.1'\) must be a float"),
 )
-def test_wrong_options_are_named(options, error, message):
-    with pytest.raises(error, match=message):
-        RunConfig(**{"data": "log", **options})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", r"it \(\[\]\) must be an object"),
         ("{}", "data is missing"),
         ('{"data": "log", "learning": 1, "colour": 2}', "colour is not known: RunConfig has data, network"),
         ('{"data": "log", "scheme": {"scheme": "Q"}}', "must be an object whose 'scheme' is one of"),

@@ -1,23 +1,25 @@
 """Training: torch's own steps, reproducible, in every precision, alone and many at a time."""
 
+import copy
 import json
-import os
-import signal
-import time
+from typing import get_args
 
 import pytest
 import torch
 from runs_of_training import TORCHS, StopAt, assert_same_model, guess, lines, small_log, small_run
+from torch import nn
 from torch.nn import functional as F
 
 import quorem
 from quorem import models
 from quorem.modules.collection import EmbeddingCollection
+from quorem.optimizer_names import Optimizer
 from quorem.training import feed as feed_module
 from quorem.training import loop, run
 from quorem.training.loop import train, train_many
 from quorem.training.metrics import Evaluation
 from quorem.training.model import build_model, tables_of
+from quorem.training.trial import Trial, compiled_loss, dense_optimizer, update_
 
 OPTIMIZERS = ["adagrad", "amsgrad"]
 
@@ -74,9 +76,7 @@ def test_shuffled_epochs_take_every_row_once_in_orders_of_their_own(log):
 
 @pytest.mark.parametrize("first", [0, 3, 51])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_batches_given_together_are_those_given_one_by_one_and_end_where_something_is_due(
-    log, first, ahead, monkeypatch
-):
+def test_batches_given_together_are_the_single_ones_and_end_where_something_is_due(log, first, ahead, monkeypatch):
     if ahead:
         monkeypatch.setattr(feed_module, "BLOCK_ROWS", 64 * 7)
     config = small_run(log, epochs=2, max_rows=64 * 40 + 5)
@@ -176,25 +176,6 @@ def test_many_runs_tell_what_failed(log, workers):
         train_many(configs, log, [None])
 
 
-@pytest.fixture
-def interruptible():
-    """SIGINT as a terminal's: a job in the background starts with it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_stop_on_signal_sets_the_event_once_then_interrupts(interruptible):
-    with loop.stop_on_signal() as stop:
-        assert not stop.is_set()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(5)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_a_log_without_rows_to_test_on_is_refused_before_training(tmp_path):
     tiny = small_log(tmp_path / "tiny", 7)
     assert not len(tiny.split("validation")) or not len(tiny.split("test"))
@@ -218,3 +199,64 @@ def test_of_several_epochs_the_best_is_kept_also_when_resumed(log, tmp_path, opt
         train(config, log, tmp_path / "cut", stop=StopAt((best + 1) * per_epoch + 3))
     assert train(config, log, tmp_path / "cut")["test"] == result["test"]
     assert_same_model(tmp_path / "whole", tmp_path / "cut")
+
+
+NETWORKS = {
+    "dlrm": lambda tables: models.DLRM(tables, num_dense=3, bottom=(16,), top=(24, 8)),
+    "dcn": lambda tables: models.DCN(tables, num_dense=3, deep=(24, 8), num_cross=2),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_compiled_steps_are_plain_ones_and_go_on_from_their_tensors(log, network):
+    def small_trial(compiled):
+        torch.manual_seed(0)
+        tables = quorem.EmbeddingCollection(tables_of(log.cardinalities, quorem.QR(4), embedding_dim=4))
+        trial = Trial(small_run(log, network=network, batch_size=16), NETWORKS[network](tables), log.names)
+        if compiled:  # as on a GPU
+            trial.compiles, trial._compiled_loss = True, compiled_loss(trial.model)
+        return trial
+
+    def step(trial, batch):
+        trial._step(batch)
+        trial.steps += 1
+
+    batches = list(log.split("train").rows(0, 40).batches(16))  # the last has fewer rows
+    compiled, plain = small_trial(True), small_trial(False)
+    start = {name: tensor.clone() for name, tensor in plain.tensors().items() if name.startswith("model.")}
+    for trial in (compiled, plain):
+        for batch in batches[:2]:
+            step(trial, batch)
+    saved = {name: tensor.clone() for name, tensor in compiled.tensors().items()}
+    for trial in (compiled, plain):
+        step(trial, batches[2])
+    ours, truth = compiled.tensors(), plain.tensors()
+    assert ours.keys() == truth.keys()
+    assert float(ours["loss.sum"]) == pytest.approx(float(truth["loss.sum"]), rel=1e-6)
+    for name, first in start.items():
+        change, expected = ours[name] - first, truth[name] - first
+        assert (change - expected).norm() <= 1e-3 * expected.norm(), name  # small gradients have steps as large as any
+    resumed = small_trial(True)
+    resumed.restore(2, saved)
+    step(resumed, batches[2])
+    for name, tensor in resumed.tensors().items():
+        assert torch.equal(tensor, ours[name]), name
+
+
+@pytest.mark.parametrize("optimizer", get_args(Optimizer))
+def test_the_captured_update_is_that_of_torch(log, optimizer):
+    """In float64, so that nothing but the rule is compared."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3), nn.Linear(3, 1)).double()
+    model[2].bias.requires_grad_(False)  # gets no gradient
+    twin = copy.deepcopy(model)
+    ours = dense_optimizer(small_run(log, optimizer=optimizer), list(model.parameters()))
+    truth = TORCHS[optimizer](twin.parameters())
+    for _ in range(5):
+        x = torch.randn(8, 5, dtype=torch.float64)
+        for network, step in ((model, lambda: update_(ours)), (twin, truth.step)):
+            network.zero_grad()
+            F.softplus(network(x)).mean().backward()
+            step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)

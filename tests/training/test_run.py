@@ -5,13 +5,11 @@ Checkpoints are whole or absent, checked, and kept in number; ``test_damaged_fil
 """
 
 import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from limits import small_disk
 from runs_of_training import StopAt, assert_same_model, lines, small_log, small_run
 from safetensors.torch import load_file, save_file
 
@@ -87,19 +85,6 @@ def test_a_damaged_file_of_a_finished_run_is_named(log, tmp_path, file, damage, 
         train(config, log, tmp_path)
 
 
-def test_a_pipe_in_place_of_a_file_is_refused_at_once(log, tmp_path):
-    config = small_run(log, max_rows=64)
-    train(config, log, tmp_path)
-    for name in ("result.json", "run.json"):
-        text = (tmp_path / name).read_text()
-        (tmp_path / name).unlink()
-        os.mkfifo(tmp_path / name)
-        with pytest.raises(ValueError, match=rf"{name} is a pipe and must be a file"):
-            train(config, log, tmp_path)
-        (tmp_path / name).unlink()
-        (tmp_path / name).write_text(text)
-
-
 def test_another_configuration_is_refused(log, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(small_run(log), log, tmp_path / "run", stop=StopAt(2))
@@ -130,12 +115,6 @@ def test_a_folder_of_something_else_is_refused(log, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"is not the folder of a run: it has notes\.txt"):
         train(small_run(log), log, tmp_path)
-
-
-def test_a_finished_run_is_not_trained_again(log, tmp_path):
-    config = small_run(log)
-    first = train(config, log, tmp_path / "run")
-    assert train(config, log, tmp_path / "run", stop=StopAt(0)) == first
 
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7), "empty": torch.empty(0, 4)}
@@ -191,20 +170,13 @@ def test_the_one_before_a_damaged_one_is_taken(tmp_path, how):
         run.latest_checkpoint(tmp_path)
 
 
-def test_a_full_disk_keeps_the_earlier_checkpoint():
-    folder = Path(tempfile.mkdtemp())
-    try:
-        command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
-        if (mounted := subprocess.run(command, capture_output=True, text=True)).returncode:
-            pytest.skip(f"needs the right to mount a tmpfs, run it as root: {mounted.stderr.strip()}")
+def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path):
+    with small_disk(tmp_path / "disk", "1m") as folder:
         run.save_checkpoint(folder, after(1), TENSORS)
         with pytest.raises(OSError, match=r"disk full: 4,000,\d{3} bytes are needed and .* are free"):
             run.save_checkpoint(folder, after(2), {"large": torch.ones(1_000_000)})
         assert run.latest_checkpoint(folder)[0].step == 1
         assert [path.name for path in folder.iterdir()] == ["step-000000000001.safetensors"]
-    finally:
-        subprocess.run(["umount", folder], capture_output=True)
-        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("values", [{}, {"config": "{}", "step": None}, {"config": "{}", "seconds": "long"}])

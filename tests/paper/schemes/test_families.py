@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,22 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
-from quorem import (
-    QR,
-    ChineseRemainder,
-    Custom,
-    Embedding,
-    EmbeddingBag,
-    EmbeddingCollection,
-    Full,
-    GeneralizedQR,
-    Hash,
-    HotCold,
-    Path,
-    Pool,
-    Table,
-)
+import quorem
+from quorem import QR, ChineseRemainder, Custom, Embedding, Full, GeneralizedQR, Hash, HotCold, Path, Pool, Table
 from quorem.paper.operations import OPERATIONS
 from quorem.paper.partitions import ExplicitPartition, Partition, is_complementary
 from quorem.paper.schemes import Scheme, from_json, to_json
@@ -147,10 +134,10 @@ def test_a_table_that_gives_way_keeps_its_operation(operation: str) -> None:
 def test_a_table_that_gives_way_says_so_once_for_all() -> None:
     tables = [Table("a", 2, 8, QR(4)), Table("b", 1000, 8, QR(4)), Table("c", 3, 8, QR(4))]
     with pytest.warns(UserWarning, match=r"2 of 3 tables stay full: a: QR would store 24 .* has 16; c: QR") as caught:
-        module = EmbeddingCollection(tables)
+        module = quorem.EmbeddingCollection(tables)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert [type(s.scheme) for s in module.specs] == [Full, QR, Full]
-    for module in (Embedding, EmbeddingBag):
+    for module in (Embedding, quorem.EmbeddingBag):
         with pytest.warns(UserWarning, match="1 of 1 tables stay full: QR would store 24") as caught:
             table = module(2, 8, QR(4))
         assert caught[0].filename == __file__ and "QR would store" in repr(table)
@@ -199,33 +186,27 @@ def test_numpy_integers_are_integers() -> None:
 CONCAT, GROUPS, PARTS = QR(operation="concat"), ExplicitPartition([0, 1, 0]), [Partition(1, 4), Partition(1, 6)]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda: QR(0), ValueError, r"num_collisions \(0\) must be at least 1"),
-        (lambda: QR(True), TypeError, r"num_collisions \(True\) must be an int"),
-        (lambda: QR(operation="max"), ValueError, r"operation \('max'\) must be one of 'concat', 'add', 'mult'"),
-        (lambda: QR(operation="concat", dims=(0, 4)), ValueError, r"dims \(0\) must be at least 1"),
-        (lambda: QR(operation="concat", dims=8), TypeError, r"dims \(8\) must be a tuple of widths"),
-        (lambda: QR(force=1), TypeError, r"force \(1\) must be a bool"),
-        (lambda: GeneralizedQR(3, num_rows=2), ValueError, r"num_rows \(2\) must be at least 3"),
-        (lambda: GeneralizedQR(2, num_rows=9, num_collisions=4), ValueError, r"num_collisions \(4\) must be None"),
-        (lambda: Path(hidden=("a",)), TypeError, r"hidden \('a'\) must be an int"),
-        (lambda: Custom(None), TypeError, r"partitions \(None\) must be a tuple of Partition"),
-        (lambda: Path(num_partitions=1), ValueError, r"num_partitions \(1\) must be at least 2"),
-        (lambda: Custom(()), ValueError, r"partitions \(\(\)\) must be one or more Partition"),
-        (lambda: Custom([(1, 4)]), ValueError, "must be one or more Partition or ExplicitPartition"),
-        (lambda: Full().spec(0, 4), ValueError, r"num_embeddings \(0\) must be at least 1"),
-        (lambda: Full().spec(4, 0.0), TypeError, r"embedding_dim \(0.0\) must be an int"),
-        (lambda: CONCAT.spec(100, 7), ValueError, r"embedding_dim \(7\) must be divisible by the number of part"),
-        (lambda: replace(CONCAT, dims=(8, 4)).spec(100, 16), ValueError, r"dims \(\(8, 4\)\) must be 2 widths"),
-        (lambda: QR(4, dims=(8, 8)).spec(100, 16), ValueError, r"dims \(\(8, 8\)\) must be None unless oper"),
-        (lambda: GeneralizedQR(2, num_rows=19).spec(100, 4), ValueError, r"at least 20 for 2 tables to cover 100 ids"),
-        (lambda: ChineseRemainder(2, num_rows=20).spec(100, 4), ValueError, r"at least 21 for 2 coprime tables"),
-        (lambda: Custom([GROUPS]).spec(5, 4), ValueError, r"index of Explicit.* has 3 entries, but num_embed"),
-        (lambda: Custom(PARTS).spec(24, 4), ValueError, r"must be complementary over 24 ids \(check=False"),
-    ],
+test_refusals = refused(
+    (lambda: QR(0), ValueError, r"num_collisions \(0\) must be at least 1"),
+    (lambda: QR(True), TypeError, r"num_collisions \(True\) must be an int"),
+    (lambda: QR(operation="max"), ValueError, r"operation \('max'\) must be one of 'concat', 'add', 'mult'"),
+    (lambda: QR(operation="concat", dims=(0, 4)), ValueError, r"dims \(0\) must be at least 1"),
+    (lambda: QR(operation="concat", dims=8), TypeError, r"dims \(8\) must be a tuple of widths"),
+    (lambda: QR(force=1), TypeError, r"force \(1\) must be a bool"),
+    (lambda: GeneralizedQR(3, num_rows=2), ValueError, r"num_rows \(2\) must be at least 3"),
+    (lambda: GeneralizedQR(2, num_rows=9, num_collisions=4), ValueError, r"num_collisions \(4\) must be None"),
+    (lambda: Path(hidden=("a",)), TypeError, r"hidden \('a'\) must be an int"),
+    (lambda: Custom(None), TypeError, r"partitions \(None\) must be a tuple of Partition"),
+    (lambda: Path(num_partitions=1), ValueError, r"num_partitions \(1\) must be at least 2"),
+    (lambda: Custom(()), ValueError, r"partitions \(\(\)\) must be one or more Partition"),
+    (lambda: Custom([(1, 4)]), ValueError, "must be one or more Partition or ExplicitPartition"),
+    (lambda: Full().spec(0, 4), ValueError, r"num_embeddings \(0\) must be at least 1"),
+    (lambda: Full().spec(4, 0.0), TypeError, r"embedding_dim \(0.0\) must be an int"),
+    (lambda: CONCAT.spec(100, 7), ValueError, r"embedding_dim \(7\) must be divisible by the number of part"),
+    (lambda: replace(CONCAT, dims=(8, 4)).spec(100, 16), ValueError, r"dims \(\(8, 4\)\) must be 2 widths"),
+    (lambda: QR(4, dims=(8, 8)).spec(100, 16), ValueError, r"dims \(\(8, 8\)\) must be None unless oper"),
+    (lambda: GeneralizedQR(2, num_rows=19).spec(100, 4), ValueError, r"at least 20 for 2 tables to cover 100 ids"),
+    (lambda: ChineseRemainder(2, num_rows=20).spec(100, 4), ValueError, r"at least 21 for 2 coprime tables"),
+    (lambda: Custom([GROUPS]).spec(5, 4), ValueError, r"index of Explicit.* has 3 entries, but num_embed"),
+    (lambda: Custom(PARTS).spec(24, 4), ValueError, r"must be complementary over 24 ids \(check=False"),
 )
-def test_refusals(call: Callable[[], object], error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        call()

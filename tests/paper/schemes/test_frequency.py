@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hot_cold_cases import FEATURES, hot_and_cold
 from oracles import fill_
+from refusals import refused
 
-from quorem import QR, Embedding, EmbeddingCollection, Full, HotCold, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingCollection, Full, HotCold, Pool, Table
 from quorem.ops import cpu
 from quorem.paper.hashing import mixed_ids
 from quorem.paper.renumbering import Mixing
@@ -133,47 +133,16 @@ def counted(frequencies):
     return Embedding(N, D, HotCold(1, cold=Pool(24)), frequencies=frequencies)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (
-            lambda: HotCold(60, cold=Pool(9), num_rest=50).spec(N, D),
-            ValueError,
-            r"num_hot \(60\) \+ num_rest \(50\) must be at most num_embeddings \(97\)",
-        ),
-        (lambda: HotCold(1, cold=3), TypeError, r"cold \(3\) must be a Scheme or a Pool"),
-        (lambda: HotCold(1, cold=HotCold(1, cold=Full())), ValueError, "must not be a HotCold itself"),
-        (lambda: HotCold(1, cold=QR(4, operation="feature")), ValueError, r"operation \('feature'\) of cold"),
-        (lambda: Pool(9, operation="mult"), ValueError, r"operation \('mult'\) must be one of 'add'"),
-        (
-            lambda: Embedding(N, D, HotCold(0, cold=Pool(6))),
-            ValueError,
-            r"num_rows \(6\) of pool 'pool' must be at least 23",
-        ),
-        (lambda: counted(torch.ones(3)), ValueError, r"frequencies has shape \(3,\)"),
-        (lambda: counted(torch.full((N,), torch.nan)), ValueError, r"frequencies\[0\] \(nan\) must be at least 0"),
-        (lambda: counted(-torch.ones(N)), ValueError, r"frequencies\[0\] \(-1.0\)"),
-        (lambda: counted(torch.full((N,), torch.inf)), ValueError, r"frequencies\[0\] \(inf\)"),
-        (lambda: Embedding(N, D, QR(4)).row_numbers(torch.tensor([1])), ValueError, "must add rows"),
-    ],
+test_errors = refused(
+    (lambda: HotCold(60, cold=Pool(9), num_rest=50).spec(N, D), ValueError, r"num_hot \(60\) \+ .*50\) must be .*97"),
+    (lambda: HotCold(1, cold=3), TypeError, r"cold \(3\) must be a Scheme or a Pool"),
+    (lambda: HotCold(1, cold=HotCold(1, cold=Full())), ValueError, "must not be a HotCold itself"),
+    (lambda: HotCold(1, cold=QR(4, operation="feature")), ValueError, r"operation \('feature'\) of cold"),
+    (lambda: Pool(9, operation="mult"), ValueError, r"operation \('mult'\) must be one of 'add'"),
+    (lambda: Embedding(N, D, HotCold(0, cold=Pool(6))), ValueError, r"num_rows \(6\) of pool 'pool' must .* least 23"),
+    (lambda: counted(torch.ones(3)), ValueError, r"frequencies has shape \(3,\)"),
+    (lambda: counted(torch.full((N,), torch.nan)), ValueError, r"frequencies\[0\] \(nan\) must be at least 0"),
+    (lambda: counted(-torch.ones(N)), ValueError, r"frequencies\[0\] \(-1.0\)"),
+    (lambda: counted(torch.full((N,), torch.inf)), ValueError, r"frequencies\[0\] \(inf\)"),
+    (lambda: Embedding(N, D, QR(4)).row_numbers(torch.tensor([1])), ValueError, "must add rows"),
 )
-def test_errors(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize("optimizer", [optim.SGD, optim.RowWiseAdagrad, optim.AMSGrad])
-def test_fused_steps_are_those_of_plain_torch(optimizer, monkeypatch):
-    stored = []
-    for fused in (True, False):
-        if not fused:
-            monkeypatch.setattr(cpu, "kernels", dict)
-        module = hot_and_cold()
-        optim.apply_in_backward(module, optimizer, lr=0.05)
-        torch.manual_seed(2)
-        for _ in range(4):
-            out = module(torch.randint(0, 60, (7, FEATURES)))
-            out.backward(torch.randn(out.shape))
-        module.updates.flush_()
-        stored.append(module.stored.detach())
-    torch.testing.assert_close(stored[0], stored[1])
