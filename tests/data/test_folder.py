@@ -170,6 +170,7 @@ def test_what_a_killed_overwrite_left_is_cleared_up_and_old_data_without_a_name_
     prepare_criteo(raw, out)
     for left in ("out.partial", "out.replaced"):  # killed after the first renaming, and after the second
         shutil.copytree(out, tmp_path / left)
+    (tmp_path / "out.partial" / "meta.json.tmp").touch()  # killed while it was written
     assert_prepared(prepare_criteo(raw, out, overwrite=True), LINES)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "raw.txt"]
     os.rename(out, tmp_path / "out.replaced")  # as if killed between the two renames

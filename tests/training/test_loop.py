@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import signal
+import time
 from typing import get_args
 
 import pytest
@@ -174,6 +177,25 @@ def test_many_runs_tell_what_failed(log, workers):
         train_many(configs, log, workers=0)
     with pytest.raises(ValueError, match=r"outs \(1\) must be as many as configs \(2\)"):
         train_many(configs, log, [None])
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT as a terminal's: a job in the background starts with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_stop_on_signal_sets_the_event_once_then_interrupts(interruptible):
+    with loop.stop_on_signal() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_log_without_rows_to_test_on_is_refused_before_training(tmp_path):

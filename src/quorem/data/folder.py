@@ -24,7 +24,7 @@ from .meta import FORMAT, META, Meta
 LONGEST_NAME = 240  # characters of a file's name without its ending; file systems allow 255 with it
 BLOCK_BYTES = 1 << 22  # of a checksum
 REORDER_ROWS = 1 << 20  # rows that are copied at a time
-ENTRIES = {META, "labels.npy", "dense.npy", "categorical.npy", "bags", "counts", "vocabulary", "scratch"}
+ENTRIES = {META, f"{META}.tmp", "labels.npy", "dense.npy", "categorical.npy", "bags", "counts", "vocabulary", "scratch"}
 
 Progress = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
 

@@ -1,6 +1,8 @@
 """A kernel is compiled once for all launches that Triton would give the same code, and for no others; a call that is
 repeated makes the same launches with new addresses."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -41,7 +43,8 @@ class Compiled:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launching, "_compiled", {})
-    monkeypatch.setattr(launching, "current_stream", "stream of {}".format)
+    active = SimpleNamespace(get_current_stream="stream of {}".format)
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
     return Kernel()
 
 

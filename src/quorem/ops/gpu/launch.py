@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 MOST_PLANS = 256  # the most plans of one owner; when there are more, all are dropped
 SCRATCH_ALIGNMENT = 512  # bytes; that of CUDA's allocator
@@ -45,7 +46,7 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     key = (id(kernel), device, num_warps, *constants.values(), *kinds)
     compiled, sizes = _compiled.get(key), (*grid, 1, 1)[:3]
     if compiled is not None:
-        compiled.run(*sizes, current_stream(device), *_fixed(compiled), *values)
+        compiled.run(*sizes, driver.active.get_current_stream(device), *_fixed(compiled), *values)
     else:
         compiled = kernel[sizes](*arguments, **constants, num_warps=num_warps)
         if compiled is None:  # Triton's interpreter compiles nothing
@@ -54,12 +55,6 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     if _recording.plan is not None:
         _recording.plan.add(compiled, sizes, arguments, values)
     return None
-
-
-def current_stream(device: int) -> int:
-    """The address of the current stream of a device."""
-    stream: int = triton.runtime.driver.active.get_current_stream(device)
-    return stream
 
 
 def _fixed(compiled: Any) -> tuple[Any, ...]:
@@ -149,7 +144,7 @@ class LaunchPlan:
             begin = block.data_ptr()
             addresses += [begin + offset for offset in self.scratch]
         addresses += self.unchanged
-        stream = current_stream(device)
+        stream = driver.active.get_current_stream(device)
         for run, sizes, values, changes in self.launches:
             values = values.copy()  # another thread may run the same plan
             for position, value_of in changes:
