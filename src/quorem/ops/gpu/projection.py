@@ -161,7 +161,7 @@ def product_of_few(y, matrix, width, dim, T: tl.constexpr, R: tl.constexpr, C: t
         columns = tl.arange(0, C)
         total = tl.zeros((T, C), tl.float32)
         for r in tl.static_range(R):
-            row = tl.load(matrix + r * dim + columns, mask=(columns < dim) & (r < width), other=0).to(tl.float32)
+            row = numbers_in(matrix + r * dim + columns, columns < tl.where(r < width, dim, 0))
             total += tl.sum(tl.where(tl.arange(0, R)[None, :] == r, y, 0), 1)[:, None] * row[None, :]
         return total
 

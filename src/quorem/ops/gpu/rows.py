@@ -120,11 +120,11 @@ def rank_of(ids, valid, maps, hot_words, cold_words, own, rest, limit, LEVELS: t
     Ids of tables without lists are ranks already. ``hot_words`` to ``limit`` come from the slot: scalars or ``[T]``.
     Without RESTED, no table has a rest.
     """
-    listed = valid & (hot_words >= 0)
+    listed = valid & (hot_words >= tl.zeros_like(ids))  # masks of vectors, as Triton 3.9's interpreter needs
     below_hot, is_hot = below(ids, listed, maps, hot_words, LEVELS)
     cold = own + ids - below_hot
     if RESTED:
-        has_rest = rest < limit
+        has_rest = tl.zeros_like(ids) + rest < limit
         hot = own - has_rest.to(ids.dtype)
         below_cold, is_cold = below(ids, listed & has_rest, maps, cold_words, LEVELS)
         cold = tl.where(has_rest, tl.where(is_cold, hot + below_cold, rest), cold)
@@ -182,7 +182,7 @@ def composed_row(i, valid, slot, maps, k, S: tl.constexpr, FLAGS: tl.constexpr):
     base, bucket = tl.load(part + S * BASE), bucket_at(i, part, S)
     if FLAGS.mapped:
         start = tl.load(part + S * MAP).to(tl.int64)
-        entry = tl.load(maps + start + i, mask=valid & (start >= 0), other=0)
+        entry = tl.load(maps + start + i, mask=valid & (start >= tl.zeros_like(i)), other=0)
         bucket = tl.where(start >= 0, entry.to(slot.dtype.element_ty), bucket)
     if FLAGS.pitched:
         bucket = bucket * tl.load(part + S * PITCH)
