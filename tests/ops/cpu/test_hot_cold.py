@@ -9,7 +9,7 @@ from quorem.ops import cpu
 from quorem.ops.codes import quantize
 from quorem.ops.rows import IdBatch
 from quorem.ops.words import with_words
-from quorem.paper.schemes.frequency import Ranks, rank
+from quorem.paper.schemes.frequency import Ranks, check_ranks, rank
 
 pytestmark = pytest.mark.kernels(device="cpu")
 
@@ -44,7 +44,7 @@ def listed_case(num_ids, num_hot, num_cold):
     drawn = torch.randperm(num_ids) if num_ids < 2**20 else torch.randint(num_ids, (num_hot + num_cold,)).unique()
     hot, cold = drawn[torch.randperm(len(drawn))][: num_hot + num_cold].split([num_hot, num_cold])
     num_rest = num_ids - num_hot - num_cold
-    ranks = Ranks(hot.sort().values, cold.sort().values if num_rest else cold[:0])
+    ranks = check_ranks(Ranks(hot.sort().values, cold.sort().values if num_rest else cold[:0]), num_ids)
     scheme = HotCold(num_hot, cold=GeneralizedQR(4, operation="add"), num_rest=num_rest, force=True)
     case = Case([(scheme, num_ids, None)], width=1, ranks=[rank(ranks, scheme.spec(num_ids, 1))])
     ids = torch.cat([hot, cold, drawn, torch.randint(num_ids, (2000,)), torch.tensor([0, num_ids - 1])])
