@@ -21,12 +21,12 @@ import torch
 
 from quorem.data.folder import new_folder
 from quorem.data.meta import Columns, Meta
-from quorem.data.shape import CARDINALITIES, NUM_ROWS, day_split
+from quorem.data.shape import CARDINALITIES, CATEGORICAL_NAMES, DENSE_NAMES, NUM_ROWS, day_split
 from quorem.experiments.bench.run import facts_of_run
 from quorem.files.provenance import versions
 
 RUNS = (("dlrm", "adagrad"), ("dcn", "adagrad"), ("dlrm", "amsgrad"), ("dcn", "amsgrad"))
-DENSE, BLOCK = 13, 1 << 20
+BLOCK = 1 << 20  # rows drawn at a time
 
 
 def draw(out: Path, num_rows: int, device: str) -> None:
@@ -36,7 +36,7 @@ def draw(out: Path, num_rows: int, device: str) -> None:
     split = day_split(num_rows, 7)
     with new_folder(out) as folder:
         labels = folder.array("labels.npy", np.uint8)
-        dense = folder.array("dense.npy", np.float32, (DENSE,))
+        dense = folder.array("dense.npy", np.float32, (len(DENSE_NAMES),))
         ids = folder.array("categorical.npy", np.int32, (len(CARDINALITIES),))
         for start in range(0, num_rows, BLOCK):
             rows = min(BLOCK, num_rows - start)
@@ -45,9 +45,9 @@ def draw(out: Path, num_rows: int, device: str) -> None:
             for count, column in zip(counts, drawn[: max(0, split["train"][1] - start)].T, strict=True):
                 count.index_add_(0, column, torch.ones_like(column))
             labels.append((torch.rand(rows, device=device) < 0.25).byte().cpu().numpy())
-            dense.append(torch.randn(rows, DENSE, device=device).abs().cpu().numpy())
+            dense.append(torch.randn(rows, len(DENSE_NAMES), device=device).abs().cpu().numpy())
             ids.append(drawn.int().cpu().numpy())
-        columns = Columns("label", tuple(f"I{k + 1}" for k in range(DENSE)), tuple(f"C{k + 1}" for k in range(26)))
+        columns = Columns("label", DENSE_NAMES, CATEGORICAL_NAMES)
         for name, count in zip(columns.categorical, counts, strict=True):
             folder.save_counts(name, count.cpu().numpy())
         folder.commit(

@@ -72,8 +72,9 @@ def test_rows_are_composed_and_multiplied_at_once(dtype: torch.dtype, keep: bool
             if piece.matrix >= 0:
                 columns = slice(piece.start, piece.start + piece.width)
                 assert_close(kept[:, columns], composed[:, columns], dtype, "composed rows")
-    joined = EmbeddingCollection([Table("a", 300, 16, QR(4, operation="concat", width=4))], device=DEVICE)
-    other = (IdBatch(ids[:, :1]), joined.stored.detach(), joined.layout, joined.pieces, joined.matrices())
-    assert projection.lookup_split(*other, names="") is NotImplemented
+    for operation in ("concat", "feature"):  # slots of several rows
+        apart = EmbeddingCollection([Table("a", 300, 16, QR(4, operation=operation, width=4))], device=DEVICE)
+        other = (IdBatch(ids[:, :1]), apart.stored.detach(), apart.layout, apart.pieces, apart.matrices())
+        assert projection.lookup_split(*other, names="") is NotImplemented
     if dtype != torch.float32:  # composed rows of 16 bytes, which a GPU writes slowly
         assert projection.lookup_split(*inputs, names="", keep=True) is NotImplemented

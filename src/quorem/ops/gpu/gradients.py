@@ -3,7 +3,6 @@
 For the dense gradient of the rows, ``row_sums`` sums the gradients, and one more launch writes the sums into it.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,6 +88,6 @@ def sample_weights_backward(grad: Tensor, batch: IdBatch, stored: Tensor, layout
             sample_weights_kernel, (cdiv(len(grad), block) * features,),
             grad.contiguous(), DeviceBatch.of(batch, features), stored, out, host.on_device, features,
             S=host.num_slots, W=stored.shape[1], K=host.num_parts, T=block, C=columns, ACC=TYPES[stored.dtype],
-            MEAN=batch.mean, FLAGS=replace(host.flags, plain=False, joined=False), num_warps=warps,
+            MEAN=batch.mean, FLAGS=host.flags, num_warps=warps,
         )  # fmt: skip
     return out

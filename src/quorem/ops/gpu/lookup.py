@@ -168,7 +168,7 @@ def _pooled(batch: IdBatch, rows: StoredRows, host: HostLayout) -> Tensor:
             bag_kernel, (cdiv(bags.size, block) * host.num_slots,),
             bags, rows.stored, rows.ends, out, host.on_device,
             S=host.num_slots, W=rows.width, K=host.num_parts, T=block, C=columns, ACC=rows.accumulator,
-            MEAN=batch.mean, FLAGS=replace(host.flags, plain=False, joined=False), NBITS=rows.bits, num_warps=warps,
+            MEAN=batch.mean, FLAGS=host.flags, NBITS=rows.bits, num_warps=warps,
         )  # fmt: skip
     return out
 

@@ -234,7 +234,7 @@ def lookup_split(
     host = None if codes else fused_layout(stored, layout)
     partial_sectors = keep and pieces.widest * stored.itemsize < SECTOR
     contiguous = all(matrix.is_contiguous() for matrix in matrices)
-    if host is None or not host.flags.joined or partial_sectors or not contiguous:
+    if host is None or partial_sectors or not (contiguous and host.flags.joined and len(pieces) == len(host.spans)):
         return NotImplemented
     ids = DeviceBatch.of(batch, len(host.spans))
     out = stored.new_empty(ids.size, pieces.num_columns)
