@@ -238,10 +238,10 @@ class Tables(StoredTables):
         if self.on_invalid_id == "raise":
             torch._assert_async(self.invalid_ids == 0, f"an id is out of range in {self.titles!r}")
             return
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if self._warned or torch.compiler.is_compiling():
             return
-        self.__dict__["_lookups"] = self._lookups + 1  # faster than assigning a module's attribute
-        if not self._warned and self._lookups & (self._lookups - 1) == 0:
+        self.__dict__["_lookups"] = lookups = self._lookups + 1  # faster than assigning a module's attribute
+        if lookups & (lookups - 1) == 0 and not torch.cuda.is_current_stream_capturing():
             self._warned = self.warn_invalid_ids() > 0
 
     def warn_invalid_ids(self) -> int:

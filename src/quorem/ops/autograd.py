@@ -58,7 +58,7 @@ def lookup(
         invalid = None
     counted = {} if invalid is None else {"invalid": invalid}
     plain = partial(call, "lookup", batch, stored, layout, eager=eager, **options, **counted)
-    if collector is not None:
+    if collector is not None and has_gradients:
         if to_weights:
             vectors = _Lookup.apply(*batch, stored.detach(), *layout, None, options["names"], False, None, ())
         return collector.read(vectors if to_weights else plain, Lookup(batch, layout))

@@ -11,6 +11,7 @@ addresses, without running the code that prepared them.
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -38,7 +39,7 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     """
     first = arguments[0]
     device = (first[0] if isinstance(first, tuple) else first).get_device()
-    if device >= 0 and device != torch.cuda.current_device():  # Triton launches on the current device
+    if _is_another(device):  # Triton launches on the current device
         with torch.cuda.device(device):
             return launch(kernel, grid, *arguments, num_warps=num_warps, **constants)
     values, kinds = _specialized(arguments, device)
@@ -55,6 +56,14 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, num_warps: int = 4
     if _recording.plan is not None:
         _recording.plan.add(compiled, sizes, arguments, values)
     return None
+
+
+def _is_another(device: int) -> bool:
+    """Whether the device of this number, -1 for the CPU, is a GPU but not the current one."""
+    return device >= 0 and _num_devices() > 1 and device != torch.cuda.current_device()
+
+
+_num_devices = cache(torch.cuda.device_count)  # asked before the first launch, and then never again
 
 
 def _fixed(compiled: Any) -> tuple[Any, ...]:
@@ -180,7 +189,7 @@ def planned(
     for address in addresses:
         if address % 16:
             return body()
-    if device >= 0 and device != torch.cuda.current_device():
+    if _is_another(device):
         return body()
     whole_key = (*key, *map(_KIND, given), *map(Tensor.data_ptr, fixed))
     plan = plans.get(whole_key)

@@ -1,8 +1,8 @@
 """Composed rows times the matrices of their tables: one launch for the vectors, one for all gradients.
 
-A program handles T batch entries of one piece at a time. ``ops.projection`` is the plain reference. Products have
-float32's precision, on the tensor cores. All columns are multiples of U, the largest power of two that allows it: so
-the compiler reads and writes U numbers at once. ``lookup_split`` also composes the rows, of single ids.
+A program handles T batch entries of one piece at a time. ``ops.projection`` is the plain reference. All columns are
+multiples of U, the largest power of two that allows it, and matrices are aligned: so the compiler reads and writes
+several numbers at once. ``lookup_split`` also composes the rows, of single ids.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from ..rows import IdBatch
 from ..state import present
 from .host import fused_layout
 from .launch import cdiv, launch, planned, power_of_2
-from .lookup import combined
+from .lookup import MANY_VECTORS, combined
 from .rows import LIMIT, PADDING, DeviceBatch, place_at
 
 START, WIDTH, COLUMN, DIM, MATRIX, PLACE = map(tl.constexpr, range(6))  # columns of a table of pieces
 PIECE_COLUMNS = tl.constexpr(6)
+ALIGNMENT = tl.constexpr(16)  # bytes, of matrices
 NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 WIDEST = 128  # the most numbers of a vector
 SECTOR = 32  # bytes that a GPU writes at a time: pieces of fewer take longer than another launch
@@ -50,10 +51,12 @@ class Tiles:
         """T and the warps of a program of ``project``: what was fastest on an H200."""
         return {"T": 64, "num_warps": 1 if self.dim <= 32 else 4}
 
-    @property
-    def lookup_block(self) -> dict[str, int]:
-        """T and the warps of a program of ``lookup_split``: what was fastest on an H200."""
-        return {"T": 64, "num_warps": 4} if self.width > 16 else {"T": 64 if self.dim <= 32 else 32, "num_warps": 1}
+    def lookup_block(self, size: int) -> dict[str, int]:
+        """T, N and the warps of a program of ``lookup_split`` for so many vectors: what was fastest on an H200."""
+        if self.width < 16:
+            return {"T": 64 if self.width <= 4 and self.dim <= 32 else 32, "N": 1, "num_warps": 1}
+        times = 4 if self.width > 16 and size >= MANY_VECTORS else 1
+        return {"T": 64, "N": times, "num_warps": 2 if self.dim <= 64 else 4}
 
 
 @triton.jit
@@ -62,7 +65,8 @@ def piece_at(pieces, p, U: tl.constexpr, KIND: tl.constexpr):
     piece = pieces + p * PIECE_COLUMNS
     start, column, address = tl.load(piece + START) * U, tl.load(piece + COLUMN) * U, tl.load(piece + MATRIX)
     width, dim = tl.load(piece + WIDTH).to(tl.int32) * U, tl.load(piece + DIM).to(tl.int32) * U
-    return start, width, column, dim, address.to(tl.pointer_type(KIND)), address == 0
+    matrix = tl.multiple_of(tl.multiple_of(address, ALIGNMENT).to(tl.pointer_type(KIND)), ALIGNMENT)
+    return start, width, column, dim, matrix, address == 0
 
 
 @triton.jit
@@ -82,9 +86,26 @@ def matrix_at(matrix, width, dim, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def halves(x):
+    """``x`` rounded to the 11 bits that tensor cores multiply, and what is left."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, tl.where(tl.abs(x) == float("inf"), 0, x - high)
+
+
+@triton.jit
 def product(a, b):
-    """Matrix product in float32's precision, on the tensor cores."""
-    return tl.dot(a, b, input_precision="tf32x3")
+    """Matrix product on the tensor cores, nearly in float32's precision."""
+    return product_of_halves(halves(a), halves(b))
+
+
+@triton.jit
+def product_of_halves(a, b):
+    """``product``, of the ``halves`` of both."""
+    a_high, a_low = a
+    b_high, b_low = b
+    x = tl.dot(a_low, b_high, input_precision="tf32")
+    x = tl.dot(a_high, b_low, x, input_precision="tf32")
+    return tl.dot(a_high, b_high, x, input_precision="tf32")
 
 
 @triton.jit
@@ -117,53 +138,53 @@ def project_kernel(
 
 @triton.jit
 def lookup_split_kernel(
-    ids, stored, kept, out, invalid, pieces, table, maps, B, id_stride, kept_step, out_step, F,
-    TILES: tl.constexpr, S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, FLAGS: tl.constexpr, T: tl.constexpr,
+    ids, stored, kept, out, invalid, pieces, table, maps, B, id_stride, kept_step, out_step, F, TILES: tl.constexpr,
+    S: tl.constexpr, W: tl.constexpr, K: tl.constexpr, FLAGS: tl.constexpr, T: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The vectors of T ids of one feature, and the composed rows if they are ``kept``."""
+    """The vectors of N times T ids of one feature, and the composed rows if they are ``kept``."""
     U: tl.constexpr = TILES.unit
     R: tl.constexpr = TILES.width
     C: tl.constexpr = TILES.dim
-    p, block = tl.program_id(0) % F, tl.program_id(0) // F
-    n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
-    i = tl.load(ids + n * id_stride + p, mask=n < B, other=-1)
+    p, first = tl.program_id(0) % F, tl.program_id(0) // F * N
     start, width, column, dim, matrix, copied = piece_at(pieces, p, U, TILES.kind)
     slot = table + start // W
     limit = tl.load(slot + S * LIMIT)
-    valid = (i >= 0) & (i < limit)
-    if invalid is not None:
-        wrong = tl.sum(((n < B) & (valid == 0)).to(tl.int32))
-        if wrong > 0:
-            tl.atomic_add(invalid, wrong.to(tl.int64), sem="relaxed")
-    if FLAGS.padded:
-        valid = valid & (i != tl.load(slot + S * PADDING))
-    i, own_row = place_at(i, valid, slot, maps, S, FLAGS)
-    target, mask = tile_at(out, block, column, out_step * U, dim, B, T, C)
     every, some = tl.arange(0, C), tl.arange(0, R)
-    if copied:
-        x = combined(i, own_row, valid, stored, None, slot, maps, every, 0, S, W, K, C, tl.float32, 0, FLAGS, dim)
-        tl.store(target, x.to(out.dtype.element_ty), mask=mask)
-    else:
-        y = combined(i, own_row, valid, stored, None, slot, maps, some, 0, S, W, K, R, tl.float32, 0, FLAGS, width)
-        if kept is not None:
-            place, inside = tile_at(kept, block, start, kept_step * U, width, B, T, R)
-            tl.store(place, y.to(kept.dtype.element_ty), mask=inside)
-        tl.store(target, product_of_few(y, matrix, width, dim, T, R, C).to(out.dtype.element_ty), mask=mask)
+    if R >= 16:
+        weights, weighted = matrix_at(matrix, tl.where(copied, 0, width), dim, R, C)
+        of_matrix = halves(numbers_in(weights, weighted))
+    for block in range(first, first + N):
+        n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
+        i = tl.load(ids + n * id_stride + p, mask=n < B, other=-1)
+        valid = (i >= 0) & (i < limit)
+        if invalid is not None:
+            wrong = tl.sum(((n < B) & (valid == 0)).to(tl.int32))
+            if wrong > 0:
+                tl.atomic_add(invalid, wrong.to(tl.int64), sem="relaxed")
+        if FLAGS.padded:
+            valid = valid & (i != tl.load(slot + S * PADDING))
+        i, own_row = place_at(i, valid, slot, maps, S, FLAGS)
+        target, mask = tile_at(out, block, column, out_step * U, dim, B, T, C)
+        if copied:
+            x = combined(i, own_row, valid, stored, None, slot, maps, every, 0, S, W, K, C, tl.float32, 0, FLAGS, dim)
+        else:
+            y = combined(i, own_row, valid, stored, None, slot, maps, some, 0, S, W, K, R, tl.float32, 0, FLAGS, width)
+            if kept is not None:
+                place, inside = tile_at(kept, block, start, kept_step * U, width, B, T, R)
+                tl.store(place, y.to(kept.dtype.element_ty), mask=inside)
+            x = product_of_halves(halves(y), of_matrix) if R >= 16 else product_of_few(y, matrix, width, dim, T, R, C)
+        tl.store(target, x.to(out.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
 def product_of_few(y, matrix, width, dim, T: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """``product`` with a matrix ``[R, C]`` in memory; that of fewer than 16 rows not on the tensor cores."""
-    if R >= 16:
-        weights, weighted = matrix_at(matrix, width, dim, R, C)
-        return product(y, numbers_in(weights, weighted))
-    else:
-        columns = tl.arange(0, C)
-        total = tl.zeros((T, C), tl.float32)
-        for r in tl.static_range(R):
-            row = numbers_in(matrix + r * dim + columns, columns < tl.where(r < width, dim, 0))
-            total += tl.sum(tl.where(tl.arange(0, R)[None, :] == r, y, 0), 1)[:, None] * row[None, :]
-        return total
+    """The product with a matrix ``[R, C]`` in memory of fewer rows than tensor cores multiply."""
+    columns = tl.arange(0, C)
+    total = tl.zeros((T, C), tl.float32)
+    for r in tl.static_range(R):
+        row = numbers_in(matrix + r * dim + columns, columns < tl.where(r < width, dim, 0))
+        total += tl.sum(tl.where(tl.arange(0, R)[None, :] == r, y, 0), 1)[:, None] * row[None, :]
+    return total
 
 
 @triton.jit
@@ -184,15 +205,15 @@ def project_backward_kernel(
             tl.store(same, tl.load(source, mask=inside), mask=inside)
     else:
         weights, weighted = matrix_at(matrix, width, dim, R, C)
-        transposed = tl.trans(numbers_in(weights, weighted))
+        transposed = halves(tl.trans(numbers_in(weights, weighted)))
         total = tl.zeros((R, C), tl.float32)
         for block in tl.range(share, tl.cdiv(B, T), shares, num_stages=1):
             source, inside = tile_at(grad, block, column, grad_step * U, dim, B, T, C)
-            g = numbers_in(source, inside)
+            g = halves(numbers_in(source, inside))
             read, mask = tile_at(x, block, start, x_step * U, width, B, T, R)
-            total += product(tl.trans(numbers_in(read, mask)), g)
+            total += product_of_halves(halves(tl.trans(numbers_in(read, mask))), g)
             target, _ = tile_at(dx, block, start, x_step * U, width, B, T, R)
-            tl.store(target, product(g, transposed).to(dx.dtype.element_ty), mask=mask)
+            tl.store(target, product_of_halves(g, transposed).to(dx.dtype.element_ty), mask=mask)
         place = sums + share.to(tl.int64) * length + tl.load(pieces + p * PIECE_COLUMNS + PLACE)
         share_of, _ = matrix_at(place, width, dim, R, C)
         tl.store(share_of, total, mask=weighted)
@@ -233,8 +254,8 @@ def lookup_split(
     """
     host = None if codes else fused_layout(stored, layout)
     partial_sectors = keep and pieces.widest * stored.itemsize < SECTOR
-    contiguous = all(matrix.is_contiguous() for matrix in matrices)
-    if host is None or partial_sectors or not (contiguous and host.flags.joined and len(pieces) == len(host.spans)):
+    in_place = all(_is_aligned(matrix) for matrix in matrices)
+    if host is None or partial_sectors or not (in_place and host.flags.joined and len(pieces) == len(host.spans)):
         return NotImplemented
     ids = DeviceBatch.of(batch, len(host.spans))
     out = stored.new_empty(ids.size, pieces.num_columns)
@@ -243,14 +264,15 @@ def lookup_split(
         return NotImplemented
     tiles = replace(tiles, width=power_of_2(pieces.widest))
     kept = stored.new_empty(ids.size, pieces.num_composed) if keep else None
+    block = tiles.lookup_block(out.numel() // tiles.dim)
 
     def launches() -> None:
         _, table = _table(stored, pieces, matrices, tiles.unit)
         launch(
-            lookup_split_kernel, (cdiv(ids.size, tiles.lookup_block["T"]) * len(pieces),),
+            lookup_split_kernel, (cdiv(ids.size, block["T"] * block["N"]) * len(pieces),),
             ids.ids, stored, kept, out, invalid, table, *host.on_device[:2], ids.size, ids.stride,
             pieces.num_composed // tiles.unit, pieces.num_columns // tiles.unit, len(pieces),
-            TILES=tiles, S=host.num_slots, W=stored.shape[1], K=host.num_parts, FLAGS=host.flags, **tiles.lookup_block,
+            TILES=tiles, S=host.num_slots, W=stored.shape[1], K=host.num_parts, FLAGS=host.flags, **block,
         )  # fmt: skip
 
     if ids.size:
@@ -294,9 +316,9 @@ def _tiles(pieces: Pieces, matrices: Sequence[Tensor], *rows: Tensor) -> Tiles |
 
 
 def _table(like: Tensor, pieces: Pieces, matrices: Sequence[Tensor], unit: int) -> tuple[list[Tensor], Tensor]:
-    """Contiguous matrices, and the pieces as kernels read them, cached, since the addresses have to reach the GPU."""
-    contiguous = [matrix.contiguous() for matrix in matrices]
-    addresses = [*(matrix.data_ptr() for matrix in contiguous), 0]
+    """Aligned matrices, and the pieces as kernels read them, cached, since the addresses have to reach the GPU."""
+    aligned = [m if _is_aligned(m) else m.clone(memory_format=torch.contiguous_format) for m in matrices]
+    addresses = [*(matrix.data_ptr() for matrix in aligned), 0]
     key = (like.device, unit, tuple(pieces), *addresses)
     if key not in _tables:
         if len(_tables) >= MOST_TABLES:
@@ -307,7 +329,11 @@ def _table(like: Tensor, pieces: Pieces, matrices: Sequence[Tensor], unit: int) 
             for (*columns, matrix), place in zip(pieces, places, strict=False)
         ]
         _tables[key] = torch.tensor(rows, dtype=torch.int64, device=like.device)
-    return contiguous, _tables[key]
+    return aligned, _tables[key]
+
+
+def _is_aligned(matrix: Tensor) -> bool:
+    return matrix.is_contiguous() and matrix.data_ptr() % ALIGNMENT.value == 0
 
 
 def _lengths(pieces: Pieces) -> list[int]:

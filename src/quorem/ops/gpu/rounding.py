@@ -9,7 +9,9 @@ from .. import rounding as truth
 
 HALVES = (torch.bfloat16, torch.float16)
 FIRST_OCTAVE = tl.constexpr(127 + truth.LOG8_LOWEST)  # the exponent bits of code 1
-M1, M2, M3, M4 = map(tl.constexpr, truth.LOG8_MANTISSAS[1:])
+M1, M2, M3 = map(tl.constexpr, truth.LOG8_MANTISSAS[1:4])
+F1, F2, F3 = (tl.constexpr(1 + mantissa / 2**23) for mantissa in truth.LOG8_MANTISSAS[1:4])
+FIRST_INVERSE = tl.constexpr(2.0**-truth.LOG8_LOWEST)  # code 1 is one over this
 LAST, INFINITY, NAN = map(tl.constexpr, (truth.LOG8_LAST, truth.LOG8_INFINITY, truth.LOG8_NAN))
 
 
@@ -63,9 +65,9 @@ def rounded_to_half(numbers, stored, bits):
 
 
 @triton.jit
-def mantissa_of(quarter):
-    """What a float32 has as its mantissa at a code of an octave."""
-    return tl.where(quarter == 0, 0, tl.where(quarter == 1, M1, tl.where(quarter == 2, M2, M3)))
+def of_quarter(at_least_1, at_least_2, at_least_3, a, b, c, d):
+    """The value for each quarter of an octave, by which of its last three codes a number reaches."""
+    return tl.where(at_least_3, d, tl.where(at_least_2, c, tl.where(at_least_1, b, a)))
 
 
 @triton.jit
@@ -74,9 +76,11 @@ def load_sum(sums, elements, mask):
     h = tl.load(sums + elements, mask=mask, other=0)
     if sums.dtype.element_ty == tl.uint8:
         code = h.to(tl.int32)
-        pattern = ((((code - 1) >> 2) + FIRST_OCTAVE) << 23) + mantissa_of((code - 1) & 3)
-        pattern = tl.where(code == 0, 0, tl.where(code == INFINITY, 0x7F800000, pattern))
-        h = tl.where(code == NAN, 0x7FC00000, pattern).to(tl.float32, bitcast=True)
+        quarter = (code - 1) & 3
+        pattern = of_quarter(quarter == 1, quarter == 2, quarter == 3, 0, M1, M2, M3)
+        pattern += (((code - 1) >> 2) + FIRST_OCTAVE) << 23
+        pattern = tl.where(code >= INFINITY, 0x7F800000 + ((code - INFINITY) << 22), pattern)
+        h = tl.where(code == 0, 0, pattern).to(tl.float32, bitcast=True)
     elif sums.dtype.element_ty == tl.bfloat16:
         h = h.to(tl.float32)
     return h
@@ -96,15 +100,16 @@ def as_sum(h, sums, elements, step, seed):
 def log8(h, bits):
     """``ops.rounding.log8``: the code is read off the exponent and three comparisons of the mantissa."""
     pattern = h.to(tl.int32, bitcast=True)
-    octave, mantissa = (pattern >> 23) & 255, pattern & 0x7FFFFF
-    quarter = (mantissa >= M1).to(tl.int32) + (mantissa >= M2).to(tl.int32) + (mantissa >= M3).to(tl.int32)
-    low, high = mantissa_of(quarter), tl.where(quarter == 3, M4, mantissa_of(quarter + 1))
-    small = octave < FIRST_OCTAVE  # less than code 1
-    code = tl.where(small, 0, (octave - FIRST_OCTAVE) * 4 + quarter + 1)
-    below = tl.where(small, 0, (octave << 23) + low).to(tl.float32, bitcast=True)
-    above = tl.where(small, FIRST_OCTAVE << 23, (octave << 23) + high).to(tl.float32, bitcast=True)
+    mantissa = ((pattern & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)  # in [1, 2)
+    is_1, is_2, is_3 = mantissa >= F1, mantissa >= F2, mantissa >= F3
+    code = ((pattern >> 23) - FIRST_OCTAVE) * 4 + of_quarter(is_1, is_2, is_3, 1, 2, 3, 4)
+    above_code = mantissa - of_quarter(is_1, is_2, is_3, 1.0, F1, F2, F3)
+    to_next = of_quarter(is_1, is_2, is_3, F1 - 1.0, F2 - F1, F3 - F2, 2.0 - F3)
+    small = code < 1
+    above_code = tl.where(small, h * FIRST_INVERSE, above_code)
+    to_next = tl.where(small, 1.0, to_next)
     # In (0, 1) by the upper 23 bits, as those of a number in [1, 2): converting an integer takes four times as long.
     draw = ((bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 0.999999940395355224609375  # 1 - 2**-24
-    code += (draw * (above - below) < h - below).to(tl.int32)
+    code = tl.maximum(code, 0) + (draw * to_next < above_code).to(tl.int32)
     code = tl.where(h == float("inf"), INFINITY, tl.minimum(code, LAST))
     return tl.where(h != h, NAN, code)

@@ -15,11 +15,12 @@ from ..state import RowRule, present
 from . import replay
 from .host import check_state, fused_layout
 from .launch import launch, planned, power_of_2
+from .lookup import MANY_VECTORS
 from .places import rounded_up
 from .replay import ADAGRAD_EPS, BETA1, BETA2, EPS, LOG_BETA1, LOG_BETA2, LR_DECAY, on_device, power
 from .rounding import as_stored, as_sum, load_sum, rounds, seed_bits
 from .row_sums import run_of, sum_by_row, summed_rows
-from .rows import TYPES, DeviceBatch, elements_of
+from .rows import TYPES, DeviceBatch
 
 
 @triton.jit
@@ -44,7 +45,10 @@ def update_kernel(
         active = some & (tl.max((g != 0).to(tl.int32), 1) == 1)  # a direct place may be one of a row that is not read
         if RULE == "adam":
             tl.store(state.last + row, t.to(tl.int32), mask=active)
-        elements, mask = elements_of(row, active, tl.arange(0, C), W)
+        columns = tl.arange(0, C)
+        # At most four numbers a thread, of all types: so no kernel moves numbers between threads.
+        elements = tl.max_contiguous(row[:, None] * W + columns[None, :], (1, 4 if C >= 4 else C))
+        mask = active[:, None] & (columns < W)[None, :]
         w = tl.load(stored + elements, mask=mask, other=0).to(ACC)
         # Several threads may hold the same element: a barrier stands between the loads and the stores.
         if RULE == "sgd":
@@ -90,7 +94,8 @@ def update_(grad: Tensor, batch: IdBatch, stored: Tensor, layout: Layout, rule: 
         check_state(stored, *(getattr(state, name) for name in entry.averages), last=getattr(state, "last", None))
         width = stored.shape[1]
         columns = power_of_2(width)
-        block = max(1, min(128, 2048 // columns))
+        numbers = 2048 if grad.shape[0] * host.num_slots >= MANY_VECTORS else 1024  # that a program updates at a time
+        block = max(1, min(128, numbers // columns))
         counted: dict[str, Any] = {"step": state.step}
         if entry.lags:
             window = power_of_2(max(int(constants.window), 1))
