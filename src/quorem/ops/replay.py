@@ -26,7 +26,7 @@ from torch import Tensor
 from .layout import Layout
 from .rounding import Rounding
 from .rows import IdBatch, batch_reads, rows_read, subtract_
-from .state import HISTORY, MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, AdamState, RowRule
+from .state import HISTORY, MOMENT_COLUMNS, NODE_COLUMN, RULES, AdamConstants, AdamState, RowRule
 
 TERMS_AT_ONCE = 32  # terms added at a time
 CHUNK = 2**16  # rows brought up to date at a time
@@ -119,10 +119,10 @@ def empty_history(device: torch.device, constants: AdamConstants, dtype: torch.d
 
 def history_bytes(optimizer: str, dtype: torch.dtype) -> int:
     """Bytes of an optimizer's history of steps for rows of ``dtype``, with Adam's default betas."""
-    constants = adam_constants(0.9, 0.999, 1e-8, dtype, optimizer == "amsgrad")
+    rule = RULES[optimizer]
+    constants = adam_constants(0.9, 0.999, 1e-8, dtype, rule.amsgrad)
     lrs, moments = empty_history(torch.device("meta"), constants, dtype)
-    decays = lrs.nbytes if optimizer == "adamw" else 0
-    return lrs.nbytes + moments.nbytes + decays
+    return lrs.nbytes * (2 if rule.decays else 1) + moments.nbytes
 
 
 def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:
