@@ -21,7 +21,7 @@ from ..checks import check_int
 from ..files.provenance import versions
 from ..paper.hashing import GOLDEN, mix
 from .batches import Batch
-from .folder import Progress, new_folder
+from .folder import ProgressCallback, new_folder
 from .meta import Columns, Meta
 from .prepared import Prepared
 from .shape import CARDINALITIES, day_split
@@ -210,7 +210,7 @@ def synthesize(
     *,
     days: int = 7,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Prepared:
     """Write the first rows of a log as a prepared folder, with the best log loss that any model can reach.
 

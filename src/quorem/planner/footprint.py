@@ -234,9 +234,9 @@ class StoredModules:
             state = StateBytes(optimizer, dtype, module.sparse, module.lags, form.state_dtype)
             self.stored.append(StoredModule(module, module.widths(times_narrower, few), state, form.bits))
         self.tables = [table for module in modules for table in module.tables]
-        self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
+        self.module_numbers = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])  # by table
         self.copies = np.array([module.copies for module in modules])
-        self.of_table = [self.stored[m] for m in self.module_of.tolist()]
+        self.of_table = [self.stored[m] for m in self.module_numbers.tolist()]
         self.widths = [width for each in self.stored for width in each.widths]
         pairs = list(zip(self.of_table, self.widths, strict=True))
         self.row_state = [each.row_state(width) for each, width in pairs]
@@ -252,7 +252,7 @@ class StoredModules:
         each module has; it matters only where rows are in few bits.
         """
         most = np.zeros(len(self.stored), np.int64)
-        np.maximum.at(most, self.module_of, partitions)
+        np.maximum.at(most, self.module_numbers, partitions)
         layouts = np.array([each.layout(number) for each, number in zip(self.stored, most.tolist(), strict=True)])
         scales = sum(each.shared_by_rows(n) for each, n in zip(self.stored, rows, strict=True)) if rows else 0
         return int((layouts * self.copies).sum()) + scales, sum(each.state.shared for each in self.stored)

@@ -50,7 +50,7 @@ PRESETS: dict[str, tuple[Grid, ...]] = {  # what is measured on a device if noth
 }
 
 
-def scheme_of(provider: str, scheme: str) -> str:
+def stored_scheme(provider: str, scheme: str) -> str:
     """The scheme of the tables that a provider stores in a case with ``scheme``."""
     return "Full()" if provider in FULL else scheme
 
