@@ -1,5 +1,6 @@
 """Which rows of ``stored`` an id reads: the truth, in plain PyTorch. ``layout`` explains the shapes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -169,13 +170,16 @@ def raise_out_of_range(batch: IdBatch, layout: Layout, names: str) -> None:
 
     ``names`` has the name of each feature's table, one per line.
     """
-    ids = batch.ids
-    if ids.device.type != "cpu":
-        return
-    invalid, limit, feature = invalid_ids(batch, layout)
+    if batch.ids.device.type == "cpu":
+        titles = names.split("\n") if names else ["the table"] * len(layout.spans)
+        raise_first(batch.ids, *invalid_ids(batch, layout), titles)
+
+
+def raise_first(ids: Tensor, invalid: Tensor, limit: Tensor, feature: Tensor, titles: Sequence[str]) -> None:
+    """Raise IndexError for the first ``invalid`` id, if there is one; ``titles`` has the table of each feature."""
     if invalid.any():
-        table = names.split("\n")[int(feature[invalid][0])] if names else "the table"
-        raise IndexError(f"id {int(ids[invalid][0])} is outside [0, {int(limit[invalid][0])}) of {table}")
+        outside, table = f"[0, {int(limit[invalid][0])})", titles[int(feature[invalid][0])]
+        raise IndexError(f"id {int(ids[invalid][0])} is outside {outside} of {table}")
 
 
 def accumulator(stored: Tensor) -> torch.dtype:

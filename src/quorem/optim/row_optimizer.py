@@ -1,5 +1,6 @@
 """The base class of the optimizers."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -39,7 +40,6 @@ class RowOptimizer(torch.optim.Optimizer):
 
     torch_class: ClassVar[Any]  # the class of torch.optim
     rule: ClassVar[str]  # a key of ``RULES``
-    options: ClassVar[tuple[str, ...]]  # options of torch_class that may be set
     moves_every_row: ClassVar[tuple[str, ...]] = ("weight_decay",)  # options that must be 0 for tables
     state_dtype: StateDtype = "float32"
 
@@ -78,8 +78,9 @@ class RowOptimizer(torch.optim.Optimizer):
             raise
 
     def _check(self, group: dict[str, Any]) -> None:
+        options = inspect.signature(type(self)).parameters
         for key, default in self.defaults.items():
-            if key not in self.options and group.get(key, default) != default:
+            if key not in options and group.get(key, default) != default:
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:

@@ -140,10 +140,8 @@ def _with_unknown(table: Table, unknown: str) -> Table:
 
 def counted_tables(prepared: Prepared, embedding_dim: int) -> list[Table]:
     """Full tables of prepared data with the counts of their training rows, for a planner."""
-    return [
-        Table(name, n, embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
-        for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
-    ]
+    tables = tables_of(prepared.cardinalities, Full(), embedding_dim=embedding_dim, names=prepared.names)
+    return [replace(table, frequencies=torch.from_numpy(prepared.frequencies(table.name))) for table in tables]
 
 
 def logits_of(model: nn.Module, batch: Batch, names: Sequence[str], precision: str) -> Tensor:
