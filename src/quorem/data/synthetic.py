@@ -53,9 +53,6 @@ class ClickLog:
         click_rate: mean probability of a click.
         seed: seed of all random numbers.
 
-    Raises:
-        ValueError: if a value is out of range.
-
     >>> rows, probability = ClickLog(cardinalities=(10, 1000), num_dense=2).draw(0, 5)
     >>> rows.ids.shape, rows.dense.shape, probability.shape
     (torch.Size([5, 2]), torch.Size([5, 2]), torch.Size([5]))

@@ -280,16 +280,6 @@ class RowOptimizer(torch.optim.Optimizer):
                     if name in self.entry.averages and (accumulator(p) != p.dtype or value.dtype in NARROW):
                         self.state[p][name] = value.to(p.device)
 
-    @property
-    def lr(self) -> float | Tensor:
-        """The learning rate of the first group; setting it sets that of every group."""
-        return self.param_groups[0]["lr"]
-
-    @lr.setter
-    def lr(self, lr: float | Tensor) -> None:
-        for group in self.param_groups:
-            group["lr"] = lr
-
     def remove(self) -> None:
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` applies them.
 

@@ -58,10 +58,6 @@ class RunConfig:
         validate_every: steps between two validations; None validates only at the end.
         max_rows: train only on the first rows, at most this many; None uses all.
 
-    Raises:
-        TypeError: if an option has the wrong type.
-        ValueError: if an option is out of range or unknown.
-
     >>> config = RunConfig(data="criteo-sample", scheme=QR(num_collisions=60), seed=3)
     >>> RunConfig.from_json(config.to_json()) == config, config.learning_rate
     (True, 0.01)

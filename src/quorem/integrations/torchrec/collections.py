@@ -116,9 +116,6 @@ class EmbeddingBagCollection(Collection):
         device: device of the tables; with ``"meta"`` they are allocated when they are sharded.
         dtype: float32 or float16.
 
-    Raises:
-        ValueError: if an argument is not as above.
-
     >>> from quorem import QR, Table
     >>> bags = EmbeddingBagCollection([Table("user", 1000, 16, QR(4)), Table("day", 7, 16)])
     >>> ids = KeyedJaggedTensor(["day", "user"], torch.tensor([6, 999, 5]), lengths=torch.tensor([1, 0, 0, 2]))
@@ -157,7 +154,7 @@ class EmbeddingBagCollection(Collection):
 class EmbeddingCollection(Collection):
     """Vectors of every id, like ``torchrec.EmbeddingCollection``, from composed tables. Weights are not used.
 
-    The arguments are those of ``EmbeddingBagCollection``, and the errors too.
+    The arguments are those of ``EmbeddingBagCollection``.
 
     >>> from quorem import QR, Table
     >>> vectors = EmbeddingCollection([Table("user", 1000, 16, QR(4))])
