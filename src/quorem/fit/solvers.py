@@ -71,7 +71,7 @@ def best_product(target: Target) -> list[Tensor]:
     Each dimension takes the best of several initial values.
     """
     even = replace(target, weights=None)
-    values = alternate(even, _start(even), MAX_ROUNDS)
+    values = alternate(even, _initial_tables(even), MAX_ROUNDS)
     if target.weights is not None:
         values = alternate(target, values, MAX_ROUNDS)
     values = [_normalized(factor) for factor in values]
@@ -112,7 +112,7 @@ def alternate(target: Target, small: Sequence[Tensor], rounds: int) -> list[Tens
     return tables
 
 
-def _start(target: Target) -> list[Tensor]:
+def _initial_tables(target: Target) -> list[Tensor]:
     """Initial small tables for ``alternate``: several are tried, and each dimension takes those of least error."""
     starts, draw = [], torch.Generator("cpu").manual_seed(0)
     shapes = [table.shape for table in target.zeros()]

@@ -94,7 +94,7 @@ class Adagrad(RowOptimizer):
         loaded = total is not None and (total.shape != p.shape or total.dtype in {*NARROW} - {p.dtype})
         return super()._is_by_row(p) or loaded
 
-    def _start_dense(self, p: Tensor) -> None:
+    def _init_dense_state(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
 
 

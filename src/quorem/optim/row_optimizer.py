@@ -44,16 +44,16 @@ class RowOptimizer(torch.optim.Optimizer):
     state_dtype: StateDtype = "float32"
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
-        self._start()
+        self._reset()
         super().__init__(params, self.torch_class([torch.empty(0)], **defaults).defaults)
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._row_rules: dict[Tensor, RowRule] = {}  # of the parameters that are updated row by row
         self._dense = self.torch_class([torch.empty(0)])  # takes the steps of parameters with dense gradients
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._start()
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
@@ -184,7 +184,7 @@ class RowOptimizer(torch.optim.Optimizer):
             state[name] = average if average.dtype == dtype else converted_state(average, dtype)
         return state
 
-    def _start_dense(self, p: Tensor) -> None:
+    def _init_dense_state(self, p: Tensor) -> None:
         """Give ``p`` the state that the constructor of the ``torch.optim`` class makes and its ``step`` expects."""
 
     @torch.no_grad()
@@ -206,7 +206,7 @@ class RowOptimizer(torch.optim.Optimizer):
                         self._step_by_row(group, p)
                     elif p.grad is not None:
                         if not self.state[p]:
-                            self._start_dense(p)
+                            self._init_dense_state(p)
                         dense.setdefault(id(group), {**group, "params": []})["params"].append(p)
         if dense:
             self._dense.param_groups, self._dense.state = list(dense.values()), self.state

@@ -109,7 +109,7 @@ class StateBytes:
         return self.sparse or self.state_dtype != "float32"
 
     def row(self, width: int) -> int:
-        """For a row of ``width`` numbers."""
+        """Bytes for a row of ``width`` numbers."""
         if self.optimizer is None:
             return 0
         if self.by_row:
@@ -117,18 +117,18 @@ class StateBytes:
         return width * self.dtype.itemsize * len(RULES[self.optimizer].averages)
 
     def whole(self, numbers: int, dtype: torch.dtype | None = None) -> int:
-        """For another parameter of so many numbers, which is updated as a whole: a matrix, or one of a network."""
+        """Bytes for another parameter of so many numbers, which is updated as a whole: of a matrix or a network."""
         dense = replace(self, sparse=False, state_dtype="float32", dtype=dtype or self.dtype)
         return dense.row(numbers) + dense.shared
 
     @property
     def table(self) -> int:
-        """For each stored table."""
+        """Bytes for each stored table, beside its rows."""
         return 16 if self.optimizer is not None and self.by_row and RULES[self.optimizer].by_row else 0
 
     @property
     def shared(self) -> int:
-        """For all rows together."""
+        """Bytes for all rows together."""
         if self.optimizer is None:
             return 0
         if not self.by_row:

@@ -18,6 +18,7 @@ from .. import models
 from ..data.batches import Batch
 from ..data.prepared import Prepared
 from ..modules.collection import EmbeddingCollection, Table
+from ..modules.lookup import tables_in
 from ..modules.table import UnknownIds
 from ..ops.declare import word_bytes
 from ..paper.operations import Operation
@@ -60,7 +61,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
 
 def sizes(model: nn.Module) -> dict[str, int]:
     """Parameters and bytes of a model and its tables; number of tables that their scheme would not shrink."""
-    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    tables = tables_in(model)[0]
     parameters = sum(p.numel() for p in model.parameters())
     if tables.bits:  # ``stored`` holds bytes then
         parameters += tables.num_parameters - tables.stored.numel()

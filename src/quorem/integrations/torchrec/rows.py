@@ -227,9 +227,9 @@ def parts_of(template: EmbeddingCollection) -> list[Part]:
     """The stored tables of a collection, then those of its pools."""
     intervals: list[tuple[float, float]] = []
     for t, spec in enumerate(template.specs):
-        intervals += init.intervals(spec, std=template.start_std([t]))
+        intervals += init.intervals(spec, std=template.initial_std([t]))
     for pool in template.pools.values():
-        specs, std = [template.specs[t] for t in pool.offsets], template.start_std(pool.offsets)
+        specs, std = [template.specs[t] for t in pool.offsets], template.initial_std(pool.offsets)
         bound = init.pool_bound(len(pool.extents), specs, std)
         intervals += [(-bound, bound)] * len(pool.extents)
     named = zip(template.named_tables(), intervals, strict=True)
