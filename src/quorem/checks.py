@@ -13,8 +13,8 @@ INT64_MAX = 2**63 - 1
 InvalidIdMode = Literal["raise", "warn", "trust"]
 Pooling = Literal["mean", "sum"]
 BagMode = Literal["sum", "mean", "max"]
-FLOAT_DTYPES = {  # dtypes that rows may have, by name
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FLOAT_DTYPES = {  # dtypes that rows may have
+    name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")
 }
 
 

@@ -1,8 +1,9 @@
-"""The names of the optimizers, for the command line, which imports no torch; ``ops.state.RULES`` says what each is."""
+"""Names of optimizers and dtypes, for the command line, which imports no torch; see ``ops.state.RULES``."""
 
 from typing import Literal, get_args
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "amsgrad", "adamw"]
+RowDtype = Literal["float32", "bfloat16", "float16"]  # of rows in training
 StateDtype = Literal["float32", "bfloat16", "log8"]
 
 

@@ -116,7 +116,9 @@ def test_the_state_counts_in_the_dtype_of_the_optimizer(sparse):
         model = nn.ModuleDict({name: nn.Embedding(20_000, 16, sparse=sparse) for name in ("user", "item")})
         optimizer = optim.Adagrad(model.parameters(), state_dtype=state_dtype)
         counts = dict.fromkeys(model, (1e5 / (1 + torch.arange(20_000))).long())
+        planned = plan(model, 700_000, frequencies=counts, state_dtype=state_dtype)
         report = compress_(model, budget=700_000, frequencies=counts)
+        assert {name: module.scheme for name, module in model.items()} == dict(planned)
         step(model, optimizer)
         kept = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         assert report.state_bytes == sum(t.nbytes for t in kept)

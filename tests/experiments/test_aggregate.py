@@ -12,7 +12,7 @@ from quorem import models
 from quorem.experiments.aggregate import aggregate, command_of, without_seed
 from quorem.experiments.figures import Dataset, Figure, Made, Point, Result
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
-from quorem.experiments.reproduce import plan
+from quorem.experiments.reproduce import planned_figure
 from quorem.files.atomic import sealed, write_json
 from quorem.modules.collection import EmbeddingCollection
 from quorem.paper.schemes import QR
@@ -108,11 +108,11 @@ def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path
     log = small_log(tmp_path / "log", 500)
     points = [Point(series="mult", x=4, options={"scheme": QR()})]
     options = {"trials": 2, "optimizers": ["adagrad"], "command": "x"}
-    made = plan(FIGURE4, points, log, **options)
+    made = planned_figure(FIGURE4, points, log, **options)
     assert [config.seed for config in runs_of(made)] == [0, 1] and made.made.data.num_dense == 3
     assert made.made.data.cardinalities == list(CARDINALITIES)
     assert aggregate(made, tmp_path).points == []
-    (point,) = aggregate(plan(FIGURE7, points, log, **options), tmp_path).points
+    (point,) = aggregate(planned_figure(FIGURE7, points, log, **options), tmp_path).points
     model = models.build("dlrm", EmbeddingCollection(tables_of(CARDINALITIES, QR())), num_dense=3)
     assert point.parameters == sum(p.numel() for p in model.parameters())
     assert (point.trials, point.test_mean, point.embedding_parameters) == (0, None, model.embeddings.num_parameters)

@@ -191,7 +191,7 @@ def grid(folder: Path, out: Path) -> sweep.Sweep:
     options = {"embedding_dim": 4, "batch_size": 64, "validate_every": 5}
     points = [Point(series="mult", x=float(c), options={**options, "scheme": QR(c)}) for c in (2, 4)]
     axes = Axes(name="grid", title="grid", x_label="collisions")
-    plan = reproduce.plan(axes, points, log, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
+    plan = reproduce.planned_figure(axes, points, log, trials=2, optimizers=["adagrad"], command="quorem sweep grid.py")
     (out / "plans").mkdir(parents=True, exist_ok=True)
     plan.write(out / "plans" / "grid.json")
     runs = [plan.runs(point) for point in plan.points]

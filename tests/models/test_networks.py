@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 import quorem
 from quorem import models
-from quorem.models.networks import mlp, start_
+from quorem.models.networks import init_layers_, mlp
 from quorem.training.model import PAPER_METHODS, scheme_of, tables_of
 
 CARDINALITIES = (4, 23, 90, 500)
@@ -195,7 +195,7 @@ test_wrong_sizes_are_named = refused(
 def test_layers_start_with_glorot_variance():
     torch.manual_seed(0)
     layers = mlp((300, 2000, 500))
-    start_(layers)
+    init_layers_(layers)
     for layer in (layers[0], layers[2]):
         ins, outs = layer.in_features, layer.out_features
         for values, variance in ((layer.weight, 2 / (ins + outs)), (layer.bias, 1 / outs)):

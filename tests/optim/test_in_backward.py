@@ -88,8 +88,8 @@ def test_schedulers_and_lr_are_read_at_each_backward():
             for scheduler in schedulers:
                 scheduler.step()
             if step == 8:
-                optimizer.lr = theirs.param_groups[0]["lr"] = 0.2
-    assert optimizer.lr == theirs.param_groups[0]["lr"]
+                optimizer.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.2
+    assert optimizer.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
     same(module, dense)
 
 

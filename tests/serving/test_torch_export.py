@@ -22,7 +22,7 @@ from hot_cold_cases import FEATURES, hot_and_cold, several_widths
 from oracles import CASES, D, N, assert_near, fill_
 from torch import Tensor, nn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Table, export
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, GeneralizedQR, Table, export, quantize_
 from quorem.models import DLRM
 from quorem.modules.tied import TiedLinear
 from quorem.serving.export import export_named
@@ -221,6 +221,18 @@ def test_tied_heads_take_batches_of_any_size() -> None:
     program = torch.export.export(model, (IDS[:4],), dynamic_shapes=rows).module()
     for ids in (IDS, IDS[:1], IDS.repeat(500)):
         assert_near(program(ids), model(ids).detach())
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.filterwarnings("error")
+def test_a_tied_head_of_partial_scores_is_exported_without_a_warning(tmp_path: Path, bits: int | None) -> None:
+    """Its ids are no digits, so the rows of each are looked up in the layout."""
+    embedding = fill_(Embedding(N, D, GeneralizedQR(2, num_rows=24, operation="add")))
+    if bits is not None:
+        quantize_(embedding, bits)
+    model = nn.Sequential(embedding, TiedLinear(embedding))
+    export(model, (IDS,), tmp_path / "model.pt2")
+    assert_near(torch.export.load(tmp_path / "model.pt2").module()(IDS), model(IDS).detach())
 
 
 def test_an_export_takes_its_format_from_the_path(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def reproduce(
     """Train what a figure of the paper needs; write its numbers, its picture and the page. Goes on if interrupted."""
     from ..data.prepared import Prepared
     from ..experiments import paper_figures
-    from ..experiments.reproduce import plan
+    from ..experiments.reproduce import planned_figure
 
     prepared = Prepared(data)
     study = paper_figures.Study(
@@ -48,7 +48,7 @@ def reproduce(
     )
     made: dict[str, Any] = {"trials": trials, "optimizers": optimizers.split(","), "command": command_line()}
     figures = paper_figures.FIGURES.values() if what == "all" else [paper_figures.FIGURES[what]]
-    planned = [plan(figure.axes, figure.points(study), prepared, **made) for figure in figures]
+    planned = [planned_figure(figure.axes, figure.points(study), prepared, **made) for figure in figures]
     train_and_publish(planned, out, device=device, workers=workers)
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:  # loads torch
-    from ..data.folder import Progress as Report
+    from ..data.folder import ProgressCallback
     from ..experiments.sweep import Sweep
     from ..training.loop import Status
 
@@ -94,7 +94,7 @@ def _lines(console: Console) -> Show:
 
 
 @contextmanager
-def stages(console: Console) -> Iterator["Report"]:
+def stages(console: Console) -> Iterator["ProgressCallback"]:
     """Show the stages of work on rows until the block ends; yields the function that takes their reports."""
     with bars(console) as show:
 

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from ..optimizer_names import Optimizer, StateDtype
+from ..optimizer_names import Optimizer, RowDtype, StateDtype
 from .options import Device, Threads, integers
 from .terminal import command
 
 commands = typer.Typer()
 Unknown = Literal["error", "rest", "hash"]
-RowDtype = Literal["float32", "bfloat16", "float16"]
 
 
 @commands.command(epilog="Example: quorem plan data/log --budget 512MB --out plan.json")
@@ -32,11 +31,10 @@ def plan(
     ] = False,
     dim: Annotated[int, Option(min=1, help="Width of a row.")] = 16,
     row_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Option(help="Dtype of rows in training; auto: bfloat16 if float32 rows are too few."),
+        Literal["auto", RowDtype], Option(help="Dtype of rows in training; auto: bfloat16 if float32 rows are too few.")
     ] = "auto",
     state_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "log8"],
+        Literal["auto", StateDtype],
         Option(help="Dtype of Adagrad's state for rows; auto: log8, one byte, if bfloat16 rows are too few."),
     ] = "auto",
 ) -> None:

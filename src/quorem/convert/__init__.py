@@ -143,8 +143,7 @@ def _counted(
     lags = not any(isinstance(each, torch.optim.SparseAdam) for each in (optimizer, *found))
     state_dtypes: set[StateDtype] = {getattr(each, "state_dtype", "float32") for each in candidates}
     state_dtype = state_dtypes.pop() if len(state_dtypes) == 1 else "float32"
-    by_row = state_dtype != "float32"  # an optimizer with such a state updates rows one by one, whatever their gradient
-    return StateBytes(next(iter(kinds), None), torch.float32, by_row, lags, state_dtype)
+    return StateBytes(next(iter(kinds), None), torch.float32, False, lags, state_dtype)
 
 
 def _replace(

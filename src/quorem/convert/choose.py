@@ -84,8 +84,6 @@ def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) 
     modules: dict[Any, Module] = {}
     for group in replaceable:
         module = Module.of(group.name, group.first, copies=len(group.members))
-        if counted.sparse:
-            module = replace(module, sparse=True)
         if not counted.lags:  # SparseAdam, which does not train matrices
             module = replace(module, lags=False, row_multiple=module.tables[0].embedding_dim)
         if group.collection is not None:
@@ -121,7 +119,7 @@ def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -
 def state_bytes(module: Any, counted: StateBytes) -> int:
     """Bytes of the state that an optimizer keeps for an embedding, torch's or composed."""
     rows, tables = (module.stored, len(module.all_extents)) if isinstance(module, Tables) else (module.weight, 1)
-    state = replace(counted, dtype=rows.dtype, sparse=module.sparse or counted.sparse)
+    state = replace(counted, dtype=rows.dtype, sparse=module.sparse)
     of_others = sum(state.whole(p.numel(), p.dtype) for p in module.parameters() if p is not rows)
     return len(rows) * state.row(rows.shape[1]) + tables * state.table + state.shared + of_others
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer as TorchOptimizer
 from ..modules.embedding import Embedding
 from ..modules.holders import exchange_, held_by, unwrapped
 from ..ops.declare import call
-from ..ops.rounding import converted_state as state_in
+from ..ops.rounding import converted_state
 from ..ops.rows import IdBatch
 from ..ops.state import NARROW
 from ..optim import RowOptimizer, RowWiseAdagrad
@@ -82,7 +82,7 @@ def follow_(optimizer: TorchOptimizer, new: Mapping[Tensor, Embedding]) -> list[
     for old, state in states.items():
         start = next((g.get("initial_accumulator_value", 0) for g in optimizer.param_groups), 0)
         stored = new[old].stored
-        kept = {name: converted_state(name, value, old, new[old], start) for name, value in state.items()}
+        kept = {name: _state_of_rows(name, value, old, new[old], start) for name, value in state.items()}
         if isinstance(optimizer, RowWiseAdagrad) and "sum" in kept and kept["sum"].dim() == 2:
             kept["sum"] = kept["sum"].mean(1)
         if kept:
@@ -91,7 +91,7 @@ def follow_(optimizer: TorchOptimizer, new: Mapping[Tensor, Embedding]) -> list[
     return [f"{kind} now has the rows of {len(states)} tables, and their state"] if states else []
 
 
-def converted_state(name: str, value: Any, weight: Tensor, module: Embedding, start: float = 0) -> Any:
+def _state_of_rows(name: str, value: Any, weight: Tensor, module: Embedding, start: float) -> Any:
     """One entry of a parameter's state, converted from the table ``weight`` to the stored rows of ``module``.
 
     ``start`` is what a sum of squares began with.
@@ -99,7 +99,7 @@ def converted_state(name: str, value: Any, weight: Tensor, module: Embedding, st
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
     if value.dtype in NARROW:  # the optimizer converts it back
-        value = state_in(value, torch.float32)
+        value = converted_state(value, torch.float32)
     if value.shape == weight.shape[:1]:  # one number for each row
         value = value[:, None].expand(weight.shape)
     power = 2 if name in SQUARES else 1

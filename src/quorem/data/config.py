@@ -25,9 +25,6 @@ class PrepareConfig:
             ``sign(x) log(|x| + 1)``; or ``"none"``. None means ``"log"`` for Criteo, ``"signed_log"`` for other tables.
         transforms: other transforms of single columns, by name.
 
-    Raises:
-        ValueError: if a value is out of range or unknown.
-
     >>> PrepareConfig(days=5, transform="none").ids
     'frequency'
     """

@@ -8,7 +8,7 @@ import polars as pl
 
 from . import shape
 from .config import PrepareConfig
-from .folder import Progress
+from .folder import ProgressCallback
 from .meta import Columns
 from .prepare import prepare_columns
 from .prepared import Prepared
@@ -24,7 +24,7 @@ def prepare_criteo(
     config: PrepareConfig | None = None,
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Prepared:
     """Turn the Criteo file into memory-mapped arrays, vocabularies and ``meta.json``.

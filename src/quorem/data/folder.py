@@ -26,7 +26,7 @@ BLOCK_BYTES = 1 << 22  # of a checksum
 REORDER_ROWS = 1 << 20  # rows that are copied at a time
 ENTRIES = {META, f"{META}.tmp", "labels.npy", "dense.npy", "categorical.npy", "bags", "counts", "vocabulary", "scratch"}
 
-Progress = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
+ProgressCallback = Callable[[str, float, int], None]  # stage, fraction of it that is done, rows so far
 
 
 class ArrayFile:

@@ -20,7 +20,7 @@ from ..files.provenance import versions
 from . import shape
 from .batches import ahead
 from .config import PrepareConfig
-from .folder import Folder, Progress, new_folder
+from .folder import Folder, ProgressCallback, new_folder
 from .ids import Column
 from .malformed import Malformed, ParsedRows
 from .meta import Columns, Meta
@@ -40,7 +40,7 @@ def prepare_columns(
     config: PrepareConfig,
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Prepared:
     """``prepare_table`` with columns that ``choose_columns`` chose."""
     report = progress or (lambda stage, done, rows: None)
@@ -95,7 +95,7 @@ def prepare_columns(
 
 
 def _set_aside(
-    folder: Folder, columns: Columns, parts: Sequence[Column], rows: Iterator[ParsedRows], report: Progress
+    folder: Folder, columns: Columns, parts: Sequence[Column], rows: Iterator[ParsedRows], report: ProgressCallback
 ) -> tuple[int, NDArray[np.float64] | None]:
     """Write labels, dense features, and categories to scratch files; returns the number of rows, and any times."""
     labels = folder.array("labels.npy", np.uint8)
@@ -127,7 +127,7 @@ def _no_click(source: Source, columns: Columns) -> str:
     return f"positive ({columns.positive!r}) {rule}; it has {shown}"
 
 
-def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: Progress) -> None:
+def _weave(folder: Folder, columns: Sequence[Column], num_rows: int, report: ProgressCallback) -> None:
     """Write the ids of all columns as one array ``[N, F]``."""
     array = folder.array("categorical.npy", np.int32, (len(columns),))
     for start in range(0, num_rows, WEAVE_ROWS):

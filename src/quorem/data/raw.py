@@ -10,7 +10,7 @@ import polars as pl
 
 from ..checks import check_int
 from ..files import atomic as files
-from .folder import Progress
+from .folder import ProgressCallback
 from .synthetic import CHUNK_ROWS, MISSING, WRITE_ROWS, Chunk, ClickLog, in_threads
 
 
@@ -20,7 +20,7 @@ def write_raw(
     path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> None:
     """Write the first rows of a log as lines of label, counts and tokens, separated by tabs; missing ones are empty.
 

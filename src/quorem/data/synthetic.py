@@ -21,7 +21,7 @@ from ..checks import check_int
 from ..files.provenance import versions
 from ..paper.hashing import GOLDEN, mix
 from .batches import Batch
-from .folder import Progress, new_folder
+from .folder import ProgressCallback, new_folder
 from .meta import Columns, Meta
 from .prepared import Prepared
 from .shape import CARDINALITIES, day_split
@@ -52,9 +52,6 @@ class ClickLog:
         num_dense: number of dense features.
         click_rate: mean probability of a click.
         seed: seed of all random numbers.
-
-    Raises:
-        ValueError: if a value is out of range.
 
     >>> rows, probability = ClickLog(cardinalities=(10, 1000), num_dense=2).draw(0, 5)
     >>> rows.ids.shape, rows.dense.shape, probability.shape
@@ -210,7 +207,7 @@ def synthesize(
     *,
     days: int = 7,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Prepared:
     """Write the first rows of a log as a prepared folder, with the best log loss that any model can reach.
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .config import PrepareConfig
-from .folder import Progress
+from .folder import ProgressCallback
 from .infer import choose_columns
 from .meta import MISSING, Columns
 from .prepare import prepare_columns
@@ -29,7 +29,7 @@ def prepare_table(
     separator: str | None = None,
     config: PrepareConfig | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Prepared:
     """Turn a table into memory-mapped arrays, vocabularies and ``meta.json``, as ``prepare_criteo`` does.

@@ -42,7 +42,7 @@ def planned(prepared: Prepared) -> Figure:
     }
     every = {"validate_every": validation_interval(prepared.meta.rows["train"], None, POINTS)}
     points = [Point(series=name, x=None, options=every | options) for name, options in storage.items()]
-    return reproduce.plan(AXES, points, prepared, trials=1, optimizers=["adagrad"], command="quorem demo")
+    return reproduce.planned_figure(AXES, points, prepared, trials=1, optimizers=["adagrad"], command="quorem demo")
 
 
 def plan_of(prepared: Prepared) -> Plan:

@@ -75,9 +75,6 @@ class Point:
         x: the point's x coordinate; None for a baseline.
         options: options of the run, such as ``{"network": "dcn", "scheme": QR(4)}``.
 
-    Raises:
-        ValueError: if ``x`` or ``options`` is something else.
-
     >>> from quorem import QR
     >>> Point(series="mult", x=4, options={"network": "dcn", "scheme": QR(4)}).options["scheme"]
     QR(num_collisions=4)

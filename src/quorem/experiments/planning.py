@@ -8,10 +8,10 @@ import torch
 
 from ..checks import dtype_name
 from ..data.prepared import Prepared
-from ..optimizer_names import Optimizer, StateDtype
+from ..optimizer_names import Optimizer, RowDtype, StateDtype
 from ..planner import Plan, plan_modules
 from ..planner.footprint import modules_of
-from ..training.config import RowDtype, RunConfig
+from ..training.config import RunConfig
 from ..training.feed import Feed
 from ..training.loop import train
 from ..training.model import counted_tables, data_identity

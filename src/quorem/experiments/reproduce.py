@@ -17,7 +17,7 @@ from .figures import Axes, Dataset, Figure, Made, Point, Result
 from .paper_figures import FIGURES
 
 
-def plan(
+def planned_figure(
     axes: Axes, points: Sequence[Point], data: Prepared, *, trials: int, optimizers: Sequence[str], command: str
 ) -> Figure:
     """A figure before training: settings and sizes of its points."""
@@ -59,7 +59,7 @@ def from_file(path: Path, data: Prepared, *, trials: int, optimizers: Sequence[s
         axes = Axes(name=path.stem, title=path.stem, x_label="x")
     elif not isinstance(axes, Axes):
         raise ValueError(f"AXES of {path} must be a quorem.experiments.figures.Axes")
-    return plan(axes, points, data, trials=trials, optimizers=optimizers, command=command)
+    return planned_figure(axes, points, data, trials=trials, optimizers=optimizers, command=command)
 
 
 def begin(planned: Sequence[Figure], out: Path, device: str) -> sweep.Sweep:

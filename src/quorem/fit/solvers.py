@@ -43,9 +43,9 @@ def _conjugate_gradients(target: Target, gradient: Tensor, curvature: Tensor, go
     """The step ``[P, D]`` over all small tables after which the gradient is zero; columns are independent."""
     # The gradient of fitting zeros is minus the normal matrix times the tables.
     zeros = replace(target, dense=target.dense.new_zeros(()).expand_as(target.dense))
-    step, rest = torch.zeros_like(gradient), gradient.clone()
-    direction = _scaled(rest, curvature)
-    size = (direction * rest).sum(0)
+    step, residual = torch.zeros_like(gradient), gradient.clone()
+    direction = _scaled(residual, curvature)
+    size = (direction * residual).sum(0)
     for _ in range(max(MAX_PASSES, 2 * len(gradient)) if gradient.numel() <= FEW_UNKNOWNS else MAX_PASSES):
         if (size <= goal).all():
             break
@@ -54,9 +54,9 @@ def _conjugate_gradients(target: Target, gradient: Tensor, curvature: Tensor, go
         slope = (direction * product).sum(0)
         length = torch.where((slope > 0) & (size > goal), size / slope, 0)
         step.addcmul_(direction, length)
-        rest.addcmul_(product, length, value=-1)
-        before, scaled = size, _scaled(rest, curvature)
-        size = (scaled * rest).sum(0)
+        residual.addcmul_(product, length, value=-1)
+        before, scaled = size, _scaled(residual, curvature)
+        size = (scaled * residual).sum(0)
         direction = scaled.addcmul_(direction, torch.where(before > 0, size / before, 0))
     return step
 
@@ -71,7 +71,7 @@ def best_product(target: Target) -> list[Tensor]:
     Each dimension takes the best of several initial values.
     """
     even = replace(target, weights=None)
-    values = alternate(even, _start(even), MAX_ROUNDS)
+    values = alternate(even, _initial_tables(even), MAX_ROUNDS)
     if target.weights is not None:
         values = alternate(target, values, MAX_ROUNDS)
     values = [_normalized(factor) for factor in values]
@@ -112,7 +112,7 @@ def alternate(target: Target, small: Sequence[Tensor], rounds: int) -> list[Tens
     return tables
 
 
-def _start(target: Target) -> list[Tensor]:
+def _initial_tables(target: Target) -> list[Tensor]:
     """Initial small tables for ``alternate``: several are tried, and each dimension takes those of least error."""
     starts, draw = [], torch.Generator("cpu").manual_seed(0)
     shapes = [table.shape for table in target.zeros()]

@@ -90,8 +90,8 @@ class Target:
         sums = self.scale.new_zeros(self.sizes[0], len(self.scale))
         weights = torch.zeros_like(sums if operation == "mult" else sums[:, :1])
         for block in self.blocks():
-            rest, factor = block.split(small, operation)
-            block.sum_into_(sums, 0, rest * factor)
+            values, factor = block.split(small, operation)
+            block.sum_into_(sums, 0, values * factor)
             block.sum_into_(weights, 0, factor * factor)
         return torch.where(weights > 0, sums / weights, 0)
 
@@ -106,15 +106,15 @@ class Target:
         gradients = [torch.zeros_like(small[j]) for j in wanted]
         curvatures = [torch.zeros_like(small[j] if operation == "mult" else small[j][:, :1]) for j in wanted]
         for block in self.blocks():
-            rest, factor = block.split(small, operation)
+            values, factor = block.split(small, operation)
             row = F.embedding(block.buckets[0], largest)
-            rest = rest - row * factor
-            error.add_((rest * rest * block.weights).sum(0))
+            residual = values - row * factor
+            error.add_((residual * residual * block.weights).sum(0))
             for j, gradient, curvature in zip(wanted, gradients, curvatures, strict=True):
                 slope = row.new_ones(1, 1)
                 if operation == "mult":  # the product of an id's rows of all other tables
                     slope = block.split([*small[:j], torch.ones_like(small[j]), *small[j + 1 :]], "mult")[1] * row
-                block.sum_into_(gradient, 1 + j, rest * slope)
+                block.sum_into_(gradient, 1 + j, residual * slope)
                 block.sum_into_(curvature, 1 + j, slope * slope)
         return error, gradients, curvatures
 

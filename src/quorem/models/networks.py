@@ -58,7 +58,7 @@ def mlp(
     return nn.Sequential(*layers)
 
 
-def start_(layers: nn.Module) -> None:
+def init_layers_(layers: nn.Module) -> None:
     """Initialize every linear layer as the public DLRM code does: weight N(0, 2 / (in + out)), bias N(0, 1 / out).
 
     With Glorot's variance, activations and gradients have about the same size in all layers. The random bias is kept
@@ -121,12 +121,12 @@ class DCN(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize all layers (see ``start_``; cross layers likewise, without bias), but not the embeddings."""
+        """Initialize all layers (see ``init_layers_``; cross layers likewise, without bias), but not the embeddings."""
         if not self.cross_weight.is_meta:
             nn.init.normal_(self.cross_weight, std=sqrt(2 / (self.cross_weight.shape[1] + 1)))
         nn.init.zeros_(self.cross_bias)
-        start_(self.deep)
-        start_(self.output)
+        init_layers_(self.deep)
+        init_layers_(self.output)
 
     def logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B]`` of dense features and vectors that were looked up before."""
@@ -200,9 +200,9 @@ class DLRM(Network):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize all layers (see ``start_``), but not the embeddings."""
+        """Initialize all layers (see ``init_layers_``), but not the embeddings."""
         for part in (self.bottom, self.top, self.output):
-            start_(part)
+            init_layers_(part)
         device = self.output.weight.device
         row, column = torch.tril_indices(self.num_vectors, self.num_vectors, -1, device="cpu")
         pairs = row * self.num_vectors + column  # here because after to_empty() the buffer holds nothing

@@ -68,7 +68,7 @@ def cross_entropy(
     if len(outside := right[(right < 0) | (right >= n)]):
         rule = f"must be in [0, {n}) or ignore_index ({ignore_index})"
         raise IndexError(f"targets holds {int(outside[0])}, which {rule}")
-    own = (flat * scores.vectors_of(embedding, right)).sum(1)
+    of_targets = (flat * scores.vectors_of(embedding, right)).sum(1)
     if num_negatives is None:
         total = _log_sum_exp(embedding, flat)
     else:
@@ -78,8 +78,8 @@ def cross_entropy(
         hits = drawn == right[:, None]
         scale = (n - 1) / (num_negatives - hits.sum(1, keepdim=True)).clamp(min=1)
         others = (others + scale.log()).masked_fill(hits, -math.inf)
-        total = torch.cat([own[:, None], others], 1).logsumexp(1)
-    loss = torch.where(counts, total - own, 0)
+        total = torch.cat([of_targets[:, None], others], 1).logsumexp(1)
+    loss = torch.where(counts, total - of_targets, 0)
     if reduction == "none":
         return loss.view(targets.shape).to(queries.dtype)
     loss = loss.sum() if reduction == "sum" else loss.sum() / counts.sum()

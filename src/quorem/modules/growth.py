@@ -105,7 +105,7 @@ def _check(tables: "Tables", t: int, title: str, optimizer: torch.optim.Optimize
 def _draw_(rows: Tensor, known: Tensor, tables: "Tables", t: int) -> None:
     """Draw new rows: like initial ones for a full table, else the mean of the ``known`` rows plus noise."""
     if tables.specs[t].is_naive:
-        rows.uniform_(*init.intervals(tables.specs[t], tables.start_std([t]))[0])
+        rows.uniform_(*init.intervals(tables.specs[t], tables.initial_std([t]))[0])
         return
     wide = known.to(torch.promote_types(known.dtype, torch.float32))
     noise = torch.empty_like(rows, dtype=wide.dtype).uniform_(-1, 1) * init.NOISE * wide.std().nan_to_num()

@@ -121,8 +121,8 @@ class PathNetworks(nn.Module):
         The vectors of ids with rows of their own are not transformed; padding and out-of-range ids give zeros.
         """
         slots, parts = self.network_slots[member][:, None], self.network_parts[member][:, None]
-        numbers = rows.numbers_of(ids[:, None], slots, ranks)  # [N, 1]
-        networks = parts[..., BASE] + rows.buckets_of(numbers, parts, ids.new_empty(0))  # [N, 1, levels]
+        located = rows.locate(ids[:, None], slots, ranks)  # [N, 1]
+        networks = parts[..., BASE] + rows.buckets_of(located.number, parts, ids.new_empty(0))  # [N, 1, levels]
         act = {"relu": torch.relu, "sigmoid": torch.sigmoid}[self.activation]
         hidden, d = vectors, vectors.shape[1]
         for level, count in enumerate(self.counts):
@@ -134,7 +134,7 @@ class PathNetworks(nn.Module):
                 hidden = torch.baddbmm(self.biases[i][network][:, None], hidden, self.weights[i][network])
                 hidden = hidden if i == layers[-1] else act(hidden)
             hidden = hidden.flatten(0, 1)[position]
-        return torch.where(numbers.valid, torch.where(numbers.composed, hidden, vectors), 0)
+        return torch.where(located.valid, torch.where(located.composed, hidden, vectors), 0)
 
 
 def path_scheme(spec: TableSpec) -> Path | None:

@@ -218,7 +218,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _cold(group: Group, number: Tensor) -> Tensor:
-    """Composed vectors of numbers, the arguments of the partitions (``ops.rows.numbers_of`` and ``buckets_of``)."""
+    """Composed vectors of numbers, the arguments of the partitions (``ops.rows.locate`` and ``buckets_of``)."""
     bits = group.slots[0][column.BITS]
     if bits:
         number = mixing_rounds(number + group.slot(column.OFFSET), bits)

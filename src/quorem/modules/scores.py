@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..checks import check_ids, check_int, is_exporting
-from ..ops.layout import NO_PADDING, PADDING, Extent
+from ..ops.layout import NO_PADDING, PADDING, Extent, Layout
 from ..ops.rows import IdBatch, reads_of, rows_read
 from ..paper.partitions import Partition, are_digits
 from ..paper.schemes import AnyPartition
@@ -81,7 +81,8 @@ def sums_of(module: Tables, partial: Tensor, ids: Tensor, *, of_padding: bool = 
 
 def summed_rows(module: Tables, ids: Tensor, *, of_padding: bool = False) -> list[tuple[int, Tensor]]:
     """Pairs of a slot and rows ``[N]``: an id's score is the sum of its partial scores over all pairs; R for no row."""
-    layout = module.layout
+    # While torch.export traces, ``module.layout`` would keep the tensors that it returns, and torch would warn of them.
+    layout = Layout(*map(module.get_buffer, Layout._fields)) if is_exporting() else module.layout
     slots = layout.slots
     if of_padding:
         slots = slots.index_fill(1, torch.tensor([PADDING], device=slots.device), NO_PADDING)

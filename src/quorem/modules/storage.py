@@ -162,11 +162,11 @@ class StoredTables(nn.Module):
         self._check_writable()
         self.register_integers()  # after to_empty() the buffers hold nothing
         for t, spec in enumerate(self.specs):
-            init.init_(self.tables(t), spec, std=self.start_std([t]))
+            init.init_(self.tables(t), spec, std=self.initial_std([t]))
             if spec.is_naive and self.padding[t] is not None:
                 self.tables(t)[0].data[self.padding[t]] = 0  # as in torch.nn; lookups give zeros in any case
         for pool in self.pools.values():
-            specs, std = [self.specs[t] for t in pool.offsets], self.start_std(pool.offsets)
+            specs, std = [self.specs[t] for t in pool.offsets], self.initial_std(pool.offsets)
             init.pool_(self._views(pool.extents), specs, std=std)
         for group in self.networks():
             group.reset_parameters()
@@ -181,7 +181,7 @@ class StoredTables(nn.Module):
         """The pool that the cold ids of a table read; None if there is none."""
         return next((pool for pool in self.pools.values() if table in pool.offsets), None)
 
-    def start_std(self, members: Iterable[int]) -> float | None:
+    def initial_std(self, members: Iterable[int]) -> float | None:
         """The standard deviation of initial vectors, or None for the default, which depends on the number of ids.
 
         Raw ids have a default that does not depend on the size of the id space.

@@ -97,9 +97,8 @@ def is_traced() -> bool:
     """
     if torch.compiler.is_compiling():
         return is_exporting()
-    if torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0
+    traces = torch._C._get_tracing_state() is not None
+    return traces or _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _run(name: str, device: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

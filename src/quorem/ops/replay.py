@@ -1,20 +1,25 @@
-"""The steps of Adam, AMSGrad or AdamW that a row missed without a gradient, added up when next needed: the truth.
+"""Steps of Adam, AMSGrad or AdamW that a row missed: they are taken together when the row is next needed. The truth.
 
-A dense step moves every row by its decaying momentum. After a row's last gradient, at step ``since``, the j-th step
-without one subtracts ``exp_avg * a_j * d_j / (root + eps * d_j)``, where
+A dense step moves every row, also one without a gradient, along its decaying momentum. Let ``since`` be the step of a
+row's last gradient. The j-th step after it, which is step ``t = since + j``, subtracts
+``exp_avg * a_j * d_j / (root + eps * d_j)``, where
 
-    a_j = lr_t beta1^j / (1 - beta1^t)                      t = since + j
-    d_j = sqrt(1 - beta2^t)                                 root = sqrt(max_exp_avg_sq)         AMSGrad
-    d_j = sqrt(1 - beta2^t) beta2^(-j/2)                    root = sqrt(exp_avg_sq)             Adam
+    a_j = lr_t beta1^j / (1 - beta1^t)
+    d_j = sqrt(1 - beta2^t)                     root = sqrt(max_exp_avg_sq)     AMSGrad
+    d_j = sqrt(1 - beta2^t) beta2^(-j/2)        root = sqrt(exp_avg_sq)         Adam, AdamW
 
-``summed`` adds the terms: the truth, and the rule for float64. ``closed`` puts two nodes in their place (Gauss's, from
-four moments of the weights a_j over the d_j, kept per step): the rule for float32 from step ``constants.settled`` on,
-where it is exact to rounding. AdamW also multiplies every row by ``1 - lr_t * weight_decay`` before each step; with
-``P_t`` the product of these up to step t, whose logarithms ``state.decays`` has, a row becomes ``P_now / P_since``
-times what Adam would leave of it if each a_j were divided by ``P_t / P_since``. docs/appendix/optimizers.md derives it.
+There are two ways to add these terms up:
 
-No row may lag behind by more than H steps, the length of ``state.lrs``. So each step first brings up to date, touched
-or not, the ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R.
+``summed``  one by one: for float64, and for rows whose last gradient came before step ``constants.settled``.
+``closed``  two terms in place of all, with the same first four moments (Gauss's quadrature): for float32 afterwards,
+            where this is exact to rounding. ``state.moments`` has the moments and the two terms for each ``since``.
+
+AdamW also multiplies every row by ``1 - lr_t * weight_decay`` before each step. Let ``P_t`` be the product of these
+factors up to step t; ``state.decays`` has its logarithm. A row becomes ``P_now / P_since`` times what Adam would leave
+of it if each a_j were divided by ``P_t / P_since``.
+
+A row may lag behind by at most H steps, the length of ``state.lrs``. So each step first brings some rows up to date,
+touched or not: ``n = ceil(2 R / H)`` rows from ``n * step`` on, modulo R. docs/appendix/optimizers.md derives all this.
 """
 
 import math
@@ -26,7 +31,7 @@ from torch import Tensor
 from .layout import Layout
 from .rounding import Rounding
 from .rows import IdBatch, batch_reads, rows_read, subtract_
-from .state import HISTORY, MOMENT_COLUMNS, NODE_COLUMN, AdamConstants, AdamState, RowRule
+from .state import HISTORY, MOMENT_COLUMNS, NODE_COLUMN, RULES, AdamConstants, AdamState, RowRule
 
 TERMS_AT_ONCE = 32  # terms added at a time
 CHUNK = 2**16  # rows brought up to date at a time
@@ -119,10 +124,10 @@ def empty_history(device: torch.device, constants: AdamConstants, dtype: torch.d
 
 def history_bytes(optimizer: str, dtype: torch.dtype) -> int:
     """Bytes of an optimizer's history of steps for rows of ``dtype``, with Adam's default betas."""
-    constants = adam_constants(0.9, 0.999, 1e-8, dtype, optimizer == "amsgrad")
+    rule = RULES[optimizer]
+    constants = adam_constants(0.9, 0.999, 1e-8, dtype, rule.amsgrad)
     lrs, moments = empty_history(torch.device("meta"), constants, dtype)
-    decays = lrs.nbytes if optimizer == "adamw" else 0
-    return lrs.nbytes + moments.nbytes + decays
+    return lrs.nbytes * (2 if rule.decays else 1) + moments.nbytes
 
 
 def advance_(lr: Tensor, state: AdamState, constants: AdamConstants) -> None:

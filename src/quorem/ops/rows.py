@@ -1,5 +1,6 @@
 """Which rows of ``stored`` an id reads: the truth, in plain PyTorch. ``layout`` explains the shapes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,30 +66,30 @@ def rows_read(reads: Reads) -> Tensor:
     return torch.where(reads.valid[..., None] & reads.used, reads.rows, UNUSED)
 
 
-class Numbers(NamedTuple):
-    """What ids become before partitions divide them, all ``[N, S]``."""
+class LocatedIds(NamedTuple):
+    """Where ids are in their tables: among the rows of ids' own, or among the composed ids; all ``[N, S]``."""
 
     valid: Tensor  # the id is neither padding nor out of range
     composed: Tensor  # the vector is composed; else it is a row of the id's own
-    row: Tensor  # where it is not composed, the number of that row
-    number: Tensor  # where it is, what the partitions divide
+    own_row: Tensor  # where it is not composed, the number of that row
+    number: Tensor  # where it is, what the partitions divide: its number among the composed ids, mixed if in a pool
 
 
 def reads_of(ids: Tensor, slots: Tensor, parts: Tensor, layout: Layout) -> Reads:
     """What ``ids`` ``[N, S]`` read; ``slots`` and ``parts`` are the same for all ids, or given for each id."""
-    numbers = numbers_of(ids, slots, layout.ranks)
-    bucket = buckets_of(numbers, parts, layout.maps)
+    located = locate(ids, slots, layout.ranks)
+    bucket = buckets_of(located.number, parts, layout.maps)
     # Where ids have rows of their own, these are the first part, and the others are for composed ids.
     first = (torch.arange(parts.shape[-2], device=parts.device) == 0) & (slots[..., column.OWN] > 0)[..., None]
-    bucket = torch.where(first, numbers.row[..., None], bucket)
-    used = (parts[..., column.BASE] >= 0) & (first != numbers.composed[..., None])
+    bucket = torch.where(first, located.own_row[..., None], bucket)
+    used = (parts[..., column.BASE] >= 0) & (first != located.composed[..., None])
     rows = parts[..., column.BASE] + bucket * parts[..., column.PITCH]
-    return Reads(rows, numbers.valid, used, slots[..., column.OPERATION] == MULT)
+    return Reads(rows, located.valid, used, slots[..., column.OPERATION] == MULT)
 
 
-def buckets_of(numbers: Numbers, parts: Tensor, maps: Tensor) -> Tensor:
-    """The bucket ``[N, S, K]`` of each number in each partition."""
-    number = numbers.number[..., None]
+def buckets_of(number: Tensor, parts: Tensor, maps: Tensor) -> Tensor:
+    """The bucket ``[N, S, K]`` of each number ``[N, S]`` in each partition."""
+    number = number[..., None]
     bucket = (number // parts[..., column.STRIDE]) % parts[..., column.SIZE]
     if len(maps):
         mapped = parts[..., column.MAP] >= 0
@@ -96,8 +97,8 @@ def buckets_of(numbers: Numbers, parts: Tensor, maps: Tensor) -> Tensor:
     return bucket
 
 
-def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
-    """What the partitions of a table divide: the id, its number among the composed ids, or this mixed over a pool."""
+def locate(ids: Tensor, slots: Tensor, ranks: Tensor) -> LocatedIds:
+    """Where ids ``[N, S]`` are in the tables of their slots."""
     i = ids.long()
     valid = ~out_of_range(i, slots[..., column.LIMIT]) & (i != slots[..., column.PADDING])
     place, own = places(torch.where(valid, i, 0), slots, ranks), slots[..., column.OWN]
@@ -105,7 +106,7 @@ def numbers_of(ids: Tensor, slots: Tensor, ranks: Tensor) -> Numbers:
     number = torch.where(composed, place - own, 0)
     bits = slots[..., column.BITS].long()
     number = torch.where(bits > 0, mixing_rounds(number + slots[..., column.OFFSET], bits), number)
-    return Numbers(valid, composed, torch.where(composed, 0, place), number)
+    return LocatedIds(valid, composed, torch.where(composed, 0, place), number)
 
 
 def places(ids: Tensor, slots: Tensor, ranks: Tensor, longest: int | None = None) -> Tensor:
@@ -169,13 +170,16 @@ def raise_out_of_range(batch: IdBatch, layout: Layout, names: str) -> None:
 
     ``names`` has the name of each feature's table, one per line.
     """
-    ids = batch.ids
-    if ids.device.type != "cpu":
-        return
-    invalid, limit, feature = invalid_ids(batch, layout)
+    if batch.ids.device.type == "cpu":
+        titles = names.split("\n") if names else ["the table"] * len(layout.spans)
+        raise_first(batch.ids, *invalid_ids(batch, layout), titles)
+
+
+def raise_first(ids: Tensor, invalid: Tensor, limit: Tensor, feature: Tensor, titles: Sequence[str]) -> None:
+    """Raise IndexError for the first ``invalid`` id, if there is one; ``titles`` has the table of each feature."""
     if invalid.any():
-        table = names.split("\n")[int(feature[invalid][0])] if names else "the table"
-        raise IndexError(f"id {int(ids[invalid][0])} is outside [0, {int(limit[invalid][0])}) of {table}")
+        outside, table = f"[0, {int(limit[invalid][0])})", titles[int(feature[invalid][0])]
+        raise IndexError(f"id {int(ids[invalid][0])} is outside {outside} of {table}")
 
 
 def accumulator(stored: Tensor) -> torch.dtype:

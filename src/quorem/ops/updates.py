@@ -74,13 +74,13 @@ class Updates:
 
     def catch_up_(self, batch: IdBatch, stored: Tensor, layout: Layout) -> None:
         """Bring the rows that a batch reads up to date; a tensor that replaces ``stored`` is not changed."""
-        rule, own = self.lagging, self.stored
+        rule, parameter = self.lagging, self.stored
         assert rule is not None
-        if stored is own:
+        if stored is parameter:
             # .data: rows that a live graph has read are up to date and do not change, so nothing changes for autograd.
             with _moving:
                 declare.call("catch_up_", batch, stored.data, layout, rule)
-        elif own is not None and stored.data_ptr() == own.data_ptr():
+        elif parameter is not None and stored.data_ptr() == parameter.data_ptr():
             self.flush_()  # a view that functional_call was given
 
     def flush_(self) -> None:
@@ -140,10 +140,10 @@ class Lookup(NamedTuple):
 
 
 Read = Lookup | Tensor  # a lookup, or rows that were read as they are
-Reads = Sequence[tuple[Read, Any]]  # each with the gradient of its result
+ReadGradients = Sequence[tuple[Read, Any]]  # reads, each with the gradient of its result
 
 
-def joined(reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
+def joined(reads: ReadGradients, stored: Tensor) -> tuple[Tensor, Tensor]:
     """The rows ``[N]`` of all reads, repeated or not, and their gradients ``[N, W]``."""
     rows, values = [], []
     for read, grad in reads:
@@ -154,7 +154,7 @@ def joined(reads: Reads, stored: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.cat(values)
 
 
-def update_(reads: Reads, stored: Tensor, rule: RowRule) -> None:
+def update_(reads: ReadGradients, stored: Tensor, rule: RowRule) -> None:
     """One step on the rows of ``stored`` that were read, each with the sum of all its gradients; without autograd."""
     read, grad = reads[0] if len(reads) == 1 else joined(reads, stored)
     with _moving:

@@ -28,7 +28,6 @@ class SGD(RowOptimizer):
     """
 
     torch_class, rule, moves_every_row = torch.optim.SGD, "sgd", ("momentum", "weight_decay")
-    options = ("lr", "momentum", "weight_decay", "nesterov")
 
     def __init__(
         self,
@@ -65,7 +64,6 @@ class Adagrad(RowOptimizer):
     """
 
     torch_class, rule = torch.optim.Adagrad, "adagrad"
-    options = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class Adagrad(RowOptimizer):
         loaded = total is not None and (total.shape != p.shape or total.dtype in {*NARROW} - {p.dtype})
         return super()._is_by_row(p) or loaded
 
-    def _start_dense(self, p: Tensor) -> None:
+    def _init_dense_state(self, p: Tensor) -> None:
         self.state[p].update(torch.optim.Adagrad([p], **self.defaults).state[p])
 
 
@@ -130,7 +128,6 @@ class Adam(RowOptimizer):
 
     torch_class: ClassVar[Any] = torch.optim.Adam
     rule = "adam"
-    options = ("lr", "betas", "eps", "weight_decay")
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """The base class of the optimizers."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -39,21 +40,20 @@ class RowOptimizer(torch.optim.Optimizer):
 
     torch_class: ClassVar[Any]  # the class of torch.optim
     rule: ClassVar[str]  # a key of ``RULES``
-    options: ClassVar[tuple[str, ...]]  # options of torch_class that may be set
     moves_every_row: ClassVar[tuple[str, ...]] = ("weight_decay",)  # options that must be 0 for tables
     state_dtype: StateDtype = "float32"
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
-        self._start()
+        self._reset()
         super().__init__(params, self.torch_class([torch.empty(0)], **defaults).defaults)
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self._row_rules: dict[Tensor, RowRule] = {}  # of the parameters that are updated row by row
         self._dense = self.torch_class([torch.empty(0)])  # takes the steps of parameters with dense gradients
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._start()
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
@@ -78,8 +78,9 @@ class RowOptimizer(torch.optim.Optimizer):
             raise
 
     def _check(self, group: dict[str, Any]) -> None:
+        options = inspect.signature(type(self)).parameters
         for key, default in self.defaults.items():
-            if key not in self.options and group.get(key, default) != default:
+            if key not in options and group.get(key, default) != default:
                 name = type(self).__name__
                 raise ValueError(f"{key} ({group[key]}) must be {default}: quorem.optim.{name} has no such option")
         for p in group["params"]:
@@ -183,7 +184,7 @@ class RowOptimizer(torch.optim.Optimizer):
             state[name] = average if average.dtype == dtype else converted_state(average, dtype)
         return state
 
-    def _start_dense(self, p: Tensor) -> None:
+    def _init_dense_state(self, p: Tensor) -> None:
         """Give ``p`` the state that the constructor of the ``torch.optim`` class makes and its ``step`` expects."""
 
     @torch.no_grad()
@@ -205,7 +206,7 @@ class RowOptimizer(torch.optim.Optimizer):
                         self._step_by_row(group, p)
                     elif p.grad is not None:
                         if not self.state[p]:
-                            self._start_dense(p)
+                            self._init_dense_state(p)
                         dense.setdefault(id(group), {**group, "params": []})["params"].append(p)
         if dense:
             self._dense.param_groups, self._dense.state = list(dense.values()), self.state
@@ -278,16 +279,6 @@ class RowOptimizer(torch.optim.Optimizer):
                     # torch has converted it to the parameter's dtype
                     if name in self.entry.averages and (accumulator(p) != p.dtype or value.dtype in NARROW):
                         self.state[p][name] = value.to(p.device)
-
-    @property
-    def lr(self) -> float | Tensor:
-        """The learning rate of the first group; setting it sets that of every group."""
-        return self.param_groups[0]["lr"]
-
-    @lr.setter
-    def lr(self, lr: float | Tensor) -> None:
-        for group in self.param_groups:
-            group["lr"] = lr
 
     def remove(self) -> None:
         """Undo ``apply_in_backward``: from now on ``stored`` gets gradients, and ``step`` applies them.

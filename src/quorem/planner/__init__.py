@@ -75,9 +75,9 @@ def plan(
             listed one loses less.
         bits: numbers of bits that ``quantize_`` may store a weight in after training: any of 8 and 4. By default both,
             where ``optimizer`` is None and frequencies are known, and none otherwise.
-        state_dtype: dtype of the optimizer's state for rows that are updated one by one: ``"float32"``, or for Adagrad
-            ``"bfloat16"`` or ``"log8"`` (``quorem.optim.Adagrad(state_dtype=...)``). ``"auto"`` is ``"log8"`` where
-            rows in bfloat16 or float16 would be too few otherwise, else ``"float32"``.
+        state_dtype: dtype of the optimizer's state for rows: ``"float32"``, or ``"bfloat16"`` or ``"log8"`` for
+            ``quorem.optim.Adagrad(state_dtype=...)``, which updates all tables row by row. ``"auto"`` is ``"log8"``
+            where all gradients are sparse and rows of two-byte numbers would be too few otherwise, else ``"float32"``.
         row_multiple: narrow rows have a multiple of this many numbers: 4 for TorchRec's collections.
 
     Raises:
@@ -174,16 +174,15 @@ def _forms(
 ) -> list[Form]:
     """How numbers may be stored, from the most bytes to the fewest."""
     given: StateDtype = "float32" if state_dtype == "auto" else state_dtype
-    by_row = all(module.sparse for module in modules)
     if given != "float32":
-        if optimizer is None or not by_row:
-            raise ValueError(f"state_dtype ({given!r}) must go with an optimizer that updates rows one by one")
+        if optimizer is None:
+            raise ValueError(f"state_dtype ({given!r}) must go with an optimizer")
         for module in modules:
             check_state_dtype(optimizer, module.dtype, given)
     sizes = sorted({dtype.itemsize for dtype in dtypes}, reverse=True)
     forms = [Form(itemsize, given) for itemsize in sizes]
     codes = optimizer is not None and "log8" in RULES[optimizer].state_dtypes
-    if state_dtype == "auto" and codes and sizes[-1] == 2 and by_row:
+    if state_dtype == "auto" and codes and sizes[-1] == 2 and all(module.sparse for module in modules):
         forms.append(Form(2, "log8"))
     return forms + [Form(sizes[0], bits=number) for number in sorted(set(bits), reverse=True)]
 

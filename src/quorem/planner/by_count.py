@@ -99,15 +99,15 @@ class Division:
         return np.where(self.is_full, self.hot + self.rest, self.hot + (self.rest > 0))
 
 
-def most_index_bytes(lists: Integers, size: Integers, module_of: Integers) -> Integers:
+def most_index_bytes(lists: Integers, size: Integers, module_numbers: Integers) -> Integers:
     """The most bytes that indices over lists of ids take in each module (``ops.words``).
 
     ``lists`` are lengths ``[2, T]``, as ``CountedTables.lists`` has them; ``size`` is the number of ids of each table.
     """
-    modules = int(module_of.max()) + 1
+    modules = int(module_numbers.max()) + 1
 
     def total(of_table: NDArray[Any]) -> NDArray[Any]:
-        return np.bincount(module_of, of_table, modules).astype(np.int64)
+        return np.bincount(module_numbers, of_table, modules).astype(np.int64)
 
     entries, lower = 4 * total(np.maximum(lists, 0).sum(0)), np.zeros_like(lists)
     least = np.full(modules, 2**62)

@@ -30,7 +30,7 @@ def tally(table: Table) -> Tally:
 
 def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -> Candidate:
     """Plan tables whose ids are all counted; ``tallies`` has the ``tally`` of each."""
-    groups = list(zip(stored.module_of.tolist(), stored.widths, strict=True))
+    groups = list(zip(stored.module_numbers.tolist(), stored.widths, strict=True))
     number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}  # by module and width
     group_of = np.array([number_of[group] for group in groups])
     first = np.unique(group_of, return_index=True)[1]  # a table of each group
@@ -38,13 +38,13 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
     # The lists of all tables of a module are stored in one tensor, so they have one dtype.
     most_ids = [max(table.num_embeddings for table in each.module.tables) for each in stored.stored]
     of_module = np.where(np.array(most_ids) >= 2**31, 8, 4) * stored.copies
-    entry = np.where([table.in_order for table in tallies], 0, of_module[stored.module_of])
+    entry = np.where([table.in_order for table in tallies], 0, of_module[stored.module_numbers])
     slot_bytes = np.array([each.slot_bytes for each in stored.stored])
 
     def bytes_shared(division: Division) -> tuple[int, int]:
         partitions = (division.own > 0) + PARTITIONS * (division.cold > 0)
-        rows = np.bincount(stored.module_of, division.own * pieces)
-        rows += np.bincount(stored.module_of[first], division.pools * pieces[first], len(rows))
+        rows = np.bincount(stored.module_numbers, division.own * pieces)
+        rows += np.bincount(stored.module_numbers[first], division.pools * pieces[first], len(rows))
         return stored.shared(partitions, rows.astype(np.int64).tolist())
 
     def overhead(division: Division) -> int:
@@ -54,7 +54,7 @@ def plan_counted(stored: StoredModules, tallies: Sequence[Tally], budget: int) -
 
     def index_bytes(division: Division) -> int:
         """Bytes of the indices over lists that devices make at the first lookup (``ops.words``)."""
-        most = most_index_bytes(tables.lists(division), tables.size, stored.module_of)
+        most = most_index_bytes(tables.lists(division), tables.size, stored.module_numbers)
         return int(((most + slot_bytes * (most > 0)) * stored.copies).sum())  # with words go slots that point to them
 
     tables = CountedTables(tallies, stored.row, entry, group_of, overhead)

@@ -99,34 +99,39 @@ class StateBytes:
 
     optimizer: Optimizer | None
     dtype: torch.dtype  # of the parameter
-    sparse: bool  # whether rows are updated one by one (sparse gradients, or in the backward pass)
+    sparse: bool  # whether its gradients are sparse, or taken in the backward pass
     lags: bool = True  # whether rows may lag behind, under an optimizer of ``quorem.optim``
     state_dtype: StateDtype = "float32"  # of rows that are updated one by one
 
+    @property
+    def by_row(self) -> bool:
+        """Whether rows are updated one by one: always by an optimizer with such a ``state_dtype``."""
+        return self.sparse or self.state_dtype != "float32"
+
     def row(self, width: int) -> int:
-        """For a row of ``width`` numbers."""
+        """Bytes for a row of ``width`` numbers."""
         if self.optimizer is None:
             return 0
-        if self.sparse:
+        if self.by_row:
             return row_state_bytes(self.optimizer, width, self.dtype, self.state_dtype, self.lags)
         return width * self.dtype.itemsize * len(RULES[self.optimizer].averages)
 
     def whole(self, numbers: int, dtype: torch.dtype | None = None) -> int:
-        """For another parameter of so many numbers, which is updated as a whole: a matrix, or one of a network."""
-        dense = replace(self, sparse=False, dtype=dtype or self.dtype)
+        """Bytes for another parameter of so many numbers, which is updated as a whole: of a matrix or a network."""
+        dense = replace(self, sparse=False, state_dtype="float32", dtype=dtype or self.dtype)
         return dense.row(numbers) + dense.shared
 
     @property
     def table(self) -> int:
-        """For each stored table."""
-        return 16 if self.optimizer is not None and self.sparse and RULES[self.optimizer].by_row else 0
+        """Bytes for each stored table, beside its rows."""
+        return 16 if self.optimizer is not None and self.by_row and RULES[self.optimizer].by_row else 0
 
     @property
     def shared(self) -> int:
-        """For all rows together."""
+        """Bytes for all rows together."""
         if self.optimizer is None:
             return 0
-        if not self.sparse:
+        if not self.by_row:
             return 4 if RULES[self.optimizer].averages else 0  # torch's step
         history = self.lags and RULES[self.optimizer].lags
         return 8 + (replay.history_bytes(self.optimizer, self.dtype) if history else 0)
@@ -229,9 +234,9 @@ class StoredModules:
             state = StateBytes(optimizer, dtype, module.sparse, module.lags, form.state_dtype)
             self.stored.append(StoredModule(module, module.widths(times_narrower, few), state, form.bits))
         self.tables = [table for module in modules for table in module.tables]
-        self.module_of = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])
+        self.module_numbers = np.repeat(np.arange(len(modules)), [len(module.tables) for module in modules])  # by table
         self.copies = np.array([module.copies for module in modules])
-        self.of_table = [self.stored[m] for m in self.module_of.tolist()]
+        self.of_table = [self.stored[m] for m in self.module_numbers.tolist()]
         self.widths = [width for each in self.stored for width in each.widths]
         pairs = list(zip(self.of_table, self.widths, strict=True))
         self.row_state = [each.row_state(width) for each, width in pairs]
@@ -247,7 +252,7 @@ class StoredModules:
         each module has; it matters only where rows are in few bits.
         """
         most = np.zeros(len(self.stored), np.int64)
-        np.maximum.at(most, self.module_of, partitions)
+        np.maximum.at(most, self.module_numbers, partitions)
         layouts = np.array([each.layout(number) for each, number in zip(self.stored, most.tolist(), strict=True)])
         scales = sum(each.shared_by_rows(n) for each, n in zip(self.stored, rows, strict=True)) if rows else 0
         return int((layouts * self.copies).sum()) + scales, sum(each.state.shared for each in self.stored)

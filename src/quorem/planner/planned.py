@@ -34,9 +34,7 @@ class PlannedTable:
     bytes_before: int  # before planning, without an optimizer's state
     bytes: int  # of its rows and lists of ids
     state_bytes: int  # that the optimizer keeps for it
-    cost: (
-        float  # share of its visits to ids that share a row, times its visits over the average table's (``Plan.cost``)
-    )
+    cost: float  # share of its visits that go to ids which share a row, weighted: see ``Plan.cost``
     why: str  # the reason for the scheme
     visits: float = 0.0  # how often its ids occur in all, where they are counted
     traffic: tuple[float, float, float] | None = None  # shares of the visits that go to hot, cold and rest ids
@@ -119,7 +117,8 @@ class Plan(Mapping[str, Scheme]):
     def cost(self) -> float:
         """The expected loss, as the share of all visits that go to ids which share a row; 0 if every id has its own.
 
-        It is the mean over tables. Where ids are not counted, all are taken to be visited equally often.
+        It is the mean of the tables' costs, each of which is weighted by the table's visits over those of the average
+        table. Where ids are not counted, all are taken to be visited equally often.
         """
         return sum(table.cost for table in self.tables) / max(len(self.tables), 1)
 

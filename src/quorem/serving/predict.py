@@ -14,7 +14,7 @@ import torch
 
 from ..data import criteo, shape
 from ..data.batches import Batch, ahead
-from ..data.folder import Progress
+from ..data.folder import ProgressCallback
 from ..data.malformed import Malformed
 from ..data.source import LABEL, Source, open_source
 from ..data.text import TextFile
@@ -42,7 +42,7 @@ def predict(
     *,
     label: str | None = None,
     max_malformed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Predicted:
     """Write the probability of a click for every row of a file, in order, a block at a time.
 

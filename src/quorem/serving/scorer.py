@@ -15,7 +15,7 @@ from ..data.encoding import read_encoding
 from ..data.prepared import Prepared, tokens_of
 from ..files import saved_model
 from ..files.atomic import write
-from ..modules.lookup import Tables
+from ..modules.lookup import tables_in
 from ..training.metrics import Evaluation, Metrics
 from ..training.model import data_identity, logits_of
 from ..training.run import ENCODING, MODEL, RESULT, read_config, read_model
@@ -78,7 +78,7 @@ class Scorer:
     @property
     def policies(self) -> dict[str, str]:
         """How the tables of columns treat unknown ids, ``"rest"`` or ``"hash"``, where that is no error."""
-        tables = next(module for module in self.model.modules() if isinstance(module, Tables))
+        tables = tables_in(self.model)[0]
         columns = zip(tables.features, tables.table_of, strict=True)
         return {name: tables.unknown[t] for name, t in columns if tables.unknown[t] != "error"}
 

@@ -16,13 +16,12 @@ from ..files.checked_json import build
 from ..modules.table import UnknownIds
 from ..ops.state import check_state_dtype
 from ..optim import CLASSES
-from ..optimizer_names import Optimizer, StateDtype
+from ..optimizer_names import Optimizer, RowDtype, StateDtype
 from ..paper import schemes
 from ..paper.schemes import QR, Scheme, check_scheme
 
 # torch's learning rates, which the paper keeps (section 5.2).
 DEFAULT_LRS = {name: inspect.signature(each).parameters["lr"].default for name, each in CLASSES.items()}
-RowDtype = Literal["float32", "bfloat16", "float16"]
 RARELY_SET = ("plan", "unknown", "bits", "row_dtype", "state_dtype", "hidden", "bottom", "patience")
 
 
@@ -57,10 +56,6 @@ class RunConfig:
         precision: precision of matrix products: ``"float32"``, or ``"bfloat16"`` under autocast.
         validate_every: steps between two validations; None validates only at the end.
         max_rows: train only on the first rows, at most this many; None uses all.
-
-    Raises:
-        TypeError: if an option has the wrong type.
-        ValueError: if an option is out of range or unknown.
 
     >>> config = RunConfig(data="criteo-sample", scheme=QR(num_collisions=60), seed=3)
     >>> RunConfig.from_json(config.to_json()) == config, config.learning_rate

@@ -18,6 +18,7 @@ from .. import models
 from ..data.batches import Batch
 from ..data.prepared import Prepared
 from ..modules.collection import EmbeddingCollection, Table
+from ..modules.lookup import tables_in
 from ..modules.table import UnknownIds
 from ..ops.declare import word_bytes
 from ..paper.operations import Operation
@@ -60,7 +61,7 @@ def build_model(config: RunConfig, prepared: Prepared, device: torch.device | st
 
 def sizes(model: nn.Module) -> dict[str, int]:
     """Parameters and bytes of a model and its tables; number of tables that their scheme would not shrink."""
-    tables = next(module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    tables = tables_in(model)[0]
     parameters = sum(p.numel() for p in model.parameters())
     if tables.bits:  # ``stored`` holds bytes then
         parameters += tables.num_parameters - tables.stored.numel()
@@ -140,10 +141,8 @@ def _with_unknown(table: Table, unknown: str) -> Table:
 
 def counted_tables(prepared: Prepared, embedding_dim: int) -> list[Table]:
     """Full tables of prepared data with the counts of their training rows, for a planner."""
-    return [
-        Table(name, n, embedding_dim, frequencies=torch.from_numpy(prepared.frequencies(name)))
-        for name, n in zip(prepared.names, prepared.cardinalities, strict=True)
-    ]
+    tables = tables_of(prepared.cardinalities, Full(), embedding_dim=embedding_dim, names=prepared.names)
+    return [replace(table, frequencies=torch.from_numpy(prepared.frequencies(table.name))) for table in tables]
 
 
 def logits_of(model: nn.Module, batch: Batch, names: Sequence[str], precision: str) -> Tensor:

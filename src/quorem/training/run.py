@@ -29,7 +29,7 @@ from ..files.checked_json import build
 from ..files.saved_model import load, save
 from ..files.tensors import FileKind, TensorFile, write_tensors
 from ..models.presets import is_custom
-from ..modules.lookup import Tables
+from ..modules.lookup import tables_in
 from .config import RunConfig
 from .processes import is_first
 from .trial import Trial
@@ -237,7 +237,7 @@ def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
     if not is_custom(config.network):
         save(model, folder / MODEL)
         return
-    tables = next(module for module in model.modules() if isinstance(module, Tables))
+    tables = tables_in(model)[0]
     state, inside = model.state_dict(), _prefixes(model, tables)
     layers = {name: tensor.detach() for name, tensor in state.items() if not name.startswith(inside)}
     write_tensors(folder / LAYERS, LAYERS_KIND, layers, {})

@@ -7,7 +7,7 @@ import torch
 from commands import invoke
 
 from quorem.experiments.bench import measure, report, run
-from quorem.experiments.bench.grid import FBGEMM, PROVIDERS, SCHEMES, draw_ids, scheme_of
+from quorem.experiments.bench.grid import FBGEMM, PROVIDERS, SCHEMES, draw_ids, stored_scheme
 from quorem.experiments.bench.providers import Skipped
 
 ROOT = Path(__file__).parents[3]
@@ -117,7 +117,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 def test_every_provider_gives_the_vectors_of_the_same_tables(provider, scheme):
     ids = draw_ids("zipf", SIZES, 33, seed=3)
     made = contender(provider, scheme, "forward")
-    tables = run.collection(scheme_of(provider, scheme), SIZES, 8, CPU).to_dense().values()
+    tables = run.collection(stored_scheme(provider, scheme), SIZES, 8, CPU).to_dense().values()
     expected = torch.stack([table[ids[:, f]] for f, table in enumerate(tables)], 1)
     with torch.no_grad():
         torch.testing.assert_close(made.module(ids), expected[:, made.order or list(range(4))])
@@ -128,7 +128,7 @@ def test_every_provider_takes_the_same_step(provider):
     """Adagrad's on the dense gradient of the tables, as ``torch.optim`` takes it, or with one sum a row."""
     ids = draw_ids("zipf", SIZES, 33, seed=3)
     made = contender(provider, "QR(4)", "step")
-    oracle = run.collection(scheme_of(provider, "QR(4)"), SIZES, 8, CPU)
+    oracle = run.collection(stored_scheme(provider, "QR(4)"), SIZES, 8, CPU)
     rule = RowWiseAdagrad if "row-wise" in made.optimizer else torch.optim.Adagrad
     optimizer = rule(oracle.parameters(), lr=0.01)
     order = made.order or list(range(4))

@@ -19,7 +19,6 @@ FULL = ("fbgemm_full", "fbgemm_full_fastest")  # providers that store the full t
 FBGEMM = ("fbgemm_full", "fbgemm_full_fastest", "fbgemm", "fbgemm_fastest")
 PROVIDERS = ("loop", *FBGEMM, "fused")
 MODES = ("forward", "step")
-IDS = ("zipf", "uniform")
 SCHEME_OPTIONS = dict(zip(("qr", "generalized", "chinese", "path", "full"), SCHEMES, strict=True))  # of the command
 ROTATION = 4  # number of batches of ids that a measurement uses in turn
 
@@ -50,7 +49,7 @@ PRESETS: dict[str, tuple[Grid, ...]] = {  # what is measured on a device if noth
 }
 
 
-def scheme_of(provider: str, scheme: str) -> str:
+def stored_scheme(provider: str, scheme: str) -> str:
     """The scheme of the tables that a provider stores in a case with ``scheme``."""
     return "Full()" if provider in FULL else scheme
 

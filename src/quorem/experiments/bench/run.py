@@ -19,7 +19,7 @@ from ...files import provenance
 from ...modules.collection import EmbeddingCollection, Table
 from ...version import __version__
 from . import measure
-from .grid import ROTATION, SCHEMES, Grid, draw_ids, scheme_of
+from .grid import ROTATION, SCHEMES, Grid, draw_ids, stored_scheme
 from .providers import BUILD, Contender, Skipped
 from .report import Row
 
@@ -91,7 +91,7 @@ def rows(grids: Sequence[Grid], device: torch.device, *, quick: bool, say: Say, 
                     _free(device)
             measure.time_in_turns(calls, effort, ROTATION)
             for call in calls:
-                stored = scheme_of(call.name, scheme)
+                stored = stored_scheme(call.name, scheme)
                 specs = [SCHEMES[stored].spec(n, dim) for n in cardinalities]
                 yield Row(
                     mode=mode,
@@ -143,7 +143,7 @@ def build(
     provider: str, scheme: str, mode: str, cardinalities: Sequence[int], dim: int, device: torch.device
 ) -> Contender:
     """Build a provider, and check that its vectors equal those of the collection; raises ``Skipped`` if they differ."""
-    source = collection(scheme_of(provider, scheme), cardinalities, dim, device)
+    source = collection(stored_scheme(provider, scheme), cardinalities, dim, device)
     probe = draw_ids("zipf", cardinalities, 7, seed=7).to(device)
     with torch.no_grad():
         expected = source(probe)

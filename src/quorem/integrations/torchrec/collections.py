@@ -116,9 +116,6 @@ class EmbeddingBagCollection(Collection):
         device: device of the tables; with ``"meta"`` they are allocated when they are sharded.
         dtype: float32 or float16.
 
-    Raises:
-        ValueError: if an argument is not as above.
-
     >>> from quorem import QR, Table
     >>> bags = EmbeddingBagCollection([Table("user", 1000, 16, QR(4)), Table("day", 7, 16)])
     >>> ids = KeyedJaggedTensor(["day", "user"], torch.tensor([6, 999, 5]), lengths=torch.tensor([1, 0, 0, 2]))
@@ -157,15 +154,7 @@ class EmbeddingBagCollection(Collection):
 class EmbeddingCollection(Collection):
     """Vectors of every id, like ``torchrec.EmbeddingCollection``, from composed tables. Weights are not used.
 
-    Args:
-        tables: as in ``quorem.EmbeddingCollection``; every stored width must be a multiple of 4.
-        num_shards: the most tables of TorchRec's of one width; give at least the number of ranks.
-        on_invalid_id: as in ``quorem.Embedding``, for GPUs; on the CPU such an id raises IndexError.
-        device: device of the tables; with ``"meta"`` they are allocated when they are sharded.
-        dtype: float32 or float16.
-
-    Raises:
-        ValueError: if an argument is not as above.
+    The arguments are those of ``EmbeddingBagCollection``.
 
     >>> from quorem import QR, Table
     >>> vectors = EmbeddingCollection([Table("user", 1000, 16, QR(4))])

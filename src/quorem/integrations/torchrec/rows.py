@@ -20,7 +20,7 @@ from ...modules.id_rules import replaced_ids, rules_of
 from ...modules.meaning import meaning_of
 from ...ops import layout as column
 from ...ops.layout import Layout, build
-from ...ops.rows import out_of_range, reads_of, rows_read
+from ...ops.rows import out_of_range, raise_first, reads_of, rows_read
 from ...paper import init
 from ...paper.schemes.frequency import Ranks, list_sizes
 
@@ -93,7 +93,7 @@ class RowNumbers(nn.Module):
 
     def __init__(self, template: EmbeddingCollection, num_shards: int) -> None:
         super().__init__()
-        self.names, self.titles = template.features, [template.names[t] for t in template.table_of]
+        self.names, self.titles = template.features, [f"table {template.names[t]}" for t in template.table_of]
         self.on_invalid_id, self.warned = template.on_invalid_id, False
         layout = build(template.specs, template.padding, template.table_of, template.ranks_of).layout
         self.limits = layout.slots[layout.spans[:, 0], column.LIMIT].tolist()
@@ -201,16 +201,15 @@ class RowNumbers(nn.Module):
 
     def _report(self, ids: Tensor, feature: Tensor) -> None:
         """Raise IndexError for ids out of range on the CPU; handle them on a GPU as ``on_invalid_id`` says."""
-        outside = out_of_range(ids, self.slots[feature, column.LIMIT])
+        limits = self.slots[feature, column.LIMIT]
+        outside = out_of_range(ids, limits)
         if raises_at_once(ids):
-            if outside.any():
-                wrong, f = int(ids[outside][0]), int(feature[outside][0])
-                raise IndexError(f"id {wrong} is outside [0, {self.limits[f]}) of table {self.titles[f]}")
+            raise_first(ids, outside, limits, feature, self.titles)
         elif self.on_invalid_id == "raise" or (self.on_invalid_id == "warn" and not self.warned):
             counts = torch.bincount(feature[outside], minlength=len(self.names)).tolist()  # waits for the GPU
             if not any(counts):
                 return
-            titles = ", ".join(f"table {t}" for t, count in zip(self.titles, counts, strict=True) if count)
+            titles = ", ".join(title for title, count in zip(self.titles, counts, strict=True) if count)
             if self.on_invalid_id == "raise":
                 raise IndexError(f"{sum(counts)} ids are out of range in {titles}")
             self.warned = True
@@ -228,9 +227,9 @@ def parts_of(template: EmbeddingCollection) -> list[Part]:
     """The stored tables of a collection, then those of its pools."""
     intervals: list[tuple[float, float]] = []
     for t, spec in enumerate(template.specs):
-        intervals += init.intervals(spec, std=template.start_std([t]))
+        intervals += init.intervals(spec, std=template.initial_std([t]))
     for pool in template.pools.values():
-        specs, std = [template.specs[t] for t in pool.offsets], template.start_std(pool.offsets)
+        specs, std = [template.specs[t] for t in pool.offsets], template.initial_std(pool.offsets)
         bound = init.pool_bound(len(pool.extents), specs, std)
         intervals += [(-bound, bound)] * len(pool.extents)
     named = zip(template.named_tables(), intervals, strict=True)

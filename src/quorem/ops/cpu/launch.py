@@ -136,10 +136,10 @@ def _stamp(layout: Layout) -> tuple[int, ...]:
         return (*(hash(tensor.numpy().tobytes()) for tensor in layout), *addresses)
 
 
-def ranges(n: int, threads: int, start: int = 0) -> Iterator[tuple[int, int]]:
+def ranges(n: int, threads: int) -> Iterator[tuple[int, int]]:
     """``n`` entries in ranges of whole blocks, four a thread, so that a slow thread can leave some to the others."""
     step = n if threads == 1 else -(-n // (4 * threads * BLOCK)) * BLOCK
-    return ((first, min(first + step, start + n)) for first in range(start, start + n, max(step, 1)))
+    return ((first, min(first + step, n)) for first in range(0, n, max(step, 1)))
 
 
 def rows_as_ids(rows: Tensor, stored: Tensor) -> tuple[IdBatch, Layout]:
