@@ -127,6 +127,30 @@ def test_the_state_counts_in_the_dtype_of_the_optimizer(sparse):
     assert widths["float32"] < widths["log8"]
 
 
+@pytest.mark.parametrize("budget", [200_000, 256_100])
+def test_full_tables_keep_their_state_in_few_bits(budget: int) -> None:
+    """A module of torch.nn with dense gradients would keep it in float32, whatever was planned."""
+    model = nn.ModuleDict({"user": nn.Embedding(3000, 8), "item": nn.Embedding(500, 16)})
+    optimizer, before = optim.Adagrad(model.parameters(), state_dtype="log8"), model["user"].weight.detach()
+    compress_(model, budget=budget)
+    assert model["user"].is_full() and torch.equal(model["user"].weight, before)
+    step(model, optimizer)
+    assert bytes_of(model, optimizer) <= budget
+
+    class Special(nn.Embedding):
+        """Stays as it is, and so does its state."""
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * 2
+
+    model = nn.ModuleDict({"user": nn.Embedding(3000, 8), "other": Special(500, 16)})
+    optimizer = optim.Adagrad(model.parameters(), state_dtype="log8")
+    report = compress_(model, budget=100_000)
+    assert {entry.name: entry.state_bytes for entry in report.entries}["other"] == 500 * 16 * 4 + 4
+    step(model, optimizer)
+    assert bytes_of(model, optimizer) <= 100_000
+
+
 def test_sparse_adam_has_no_history():
     model = nn.ModuleDict({"user": nn.Embedding(20_000, 8, sparse=True)})
     optimizer = torch.optim.SparseAdam(model.parameters())

@@ -237,8 +237,18 @@ def test_padding_of_one_may_be_an_id_of_another() -> None:
     compress_(model, QR(1, operation="add", force=True), fit=True)
     torch.testing.assert_close(model["b"](ids), trained)
     report = decompress_(model)
-    assert not report.swapped and "another padding_idx: no weight has both vectors" in str(report)
+    assert not report.swapped and "another padding_idx, scheme or matrix: no weight is both tables" in str(report)
     assert not model["a"](ids[3]).any()
+
+
+@pytest.mark.parametrize(
+    "schemes", [(QR(4, width=4), QR(4, width=4)), (QR(4), QR(4, operation="add"))], ids=["matrix", "operation"]
+)
+def test_modules_that_read_shared_rows_in_other_ways_stay(schemes) -> None:
+    model = nn.ModuleDict({name: Embedding(100, 8, scheme) for name, scheme in zip("ab", schemes, strict=True)})
+    model["b"].stored = model["a"].stored
+    before = model["b"](torch.arange(100)).detach()
+    assert not decompress_(model).swapped and torch.equal(model["b"](torch.arange(100)), before)
 
 
 IDS = torch.arange(300)

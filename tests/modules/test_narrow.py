@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles import fill_
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import orthogonal
 
@@ -322,3 +323,11 @@ def test_a_matrix_may_be_pruned_or_parametrized(change) -> None:  # type: ignore
     expected = table.tables()[0] @ getattr(table.projections, "0")
     torch.testing.assert_close(table(torch.arange(50)), expected)
     torch.testing.assert_close(table.to_dense(), expected)
+
+
+@pytest.mark.parametrize("width", [2, 8])
+def test_rows_of_another_width_are_refused(width: int) -> None:
+    """Kernels would read past them."""
+    module = EmbeddingBag(1000, 8, Full(width=4))
+    with pytest.raises(ValueError, match=rf"stored has rows of {width} numbers but must have rows of 4"):
+        functional_call(module, {"stored": torch.ones(1000, width)}, (torch.arange(1000).view(-1, 2),))

@@ -133,6 +133,18 @@ def test_an_average_of_weights_is_that_of_dense_training(name: str, in_backward:
     pair.check()
 
 
+def test_an_average_over_integers_is_refused() -> None:
+    """torch averages them as float32 and cuts them off, so that ids would read other rows."""
+    module = Embedding(1000, 8, QR(7))
+    average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    assert torch.equal(average(IDS), module(IDS))
+    for _ in range(3):
+        average.update_parameters(module)
+    with pytest.raises(RuntimeError, match=r"integers of 'Embedding' were overwritten.*average parameters only"):
+        average(IDS)
+    assert module(IDS).isfinite().all()
+
+
 def test_hot_and_cold_ids_of_a_shared_pool() -> None:
     tables = [Table(name, N, 4, HotCold(9, cold=Pool(20))) for name in "ab"]
     pair = Pair("AMSGrad", module=EmbeddingCollection(tables, sparse=True, dtype=torch.float64))

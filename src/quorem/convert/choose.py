@@ -40,8 +40,8 @@ def choose(
         if len({choice.scheme for choice in choices}) > 1:
             raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
         if not group.reason:
-            will_be_quantized = plan is not None and plan.bits is not None
-            group.reason = _reason(group, choices[0], will_be_quantized) if choices else "the plan does not name it"
+            is_ours = plan is not None and _must_be_ours(group, plan)
+            group.reason = _reason(group, choices[0], is_ours) if choices else "the plan does not name it"
         if group.reason:
             continue
         group.choice = choices[0]
@@ -97,18 +97,22 @@ def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) 
     return plan_modules(list(modules.values()), budget, counted.optimizer, counts, bits=(), **options)
 
 
-def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -> str:
-    """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says.
+def _must_be_ours(group: WeightGroup, plan: Plan) -> bool:
+    """Whether a plan counts on a full table's module: only quorem's are quantized, or have a dense gradient's state in
+    few bits."""
+    in_few_bits = plan.state_dtype != "float32" and group.collection is None and not group.first.sparse
+    return plan.bits is not None or in_few_bits
 
-    If rows will be quantized, a full table is replaced too: ``quantize_`` changes only quorem's tables.
-    """
+
+def _reason(group: WeightGroup, choice: ChosenScheme, must_be_ours: bool) -> str:
+    """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says."""
     module, width = group.first, choice.scheme.width
     if width is not None and width >= module.embedding_dim:
         return f"rows of {width} numbers are no narrower than its vectors"
     spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
     if spec.operation == "feature":
         return "feature generation gives several vectors an id, which the model does not expect"
-    if choice.dtype in (None, module.weight.dtype) and not will_be_quantized:
+    if choice.dtype in (None, module.weight.dtype) and not must_be_ours:
         if spec.fallback:
             return spec.fallback
         if isinstance(choice.scheme, Full) and not choice.scheme.force and not spec.is_narrow:
@@ -118,8 +122,11 @@ def _reason(group: WeightGroup, choice: ChosenScheme, will_be_quantized: bool) -
 
 def state_bytes(module: Any, counted: StateBytes) -> int:
     """Bytes of the state that an optimizer keeps for an embedding, torch's or composed."""
-    rows, tables = (module.stored, len(module.all_extents)) if isinstance(module, Tables) else (module.weight, 1)
+    is_ours = isinstance(module, Tables)
+    rows, tables = (module.stored, len(module.all_extents)) if is_ours else (module.weight, 1)
     state = replace(counted, dtype=rows.dtype, sparse=module.sparse)
+    if not is_ours and not module.sparse:
+        state = replace(state, state_dtype="float32")  # the optimizer updates it as a whole
     of_others = sum(state.whole(p.numel(), p.dtype) for p in module.parameters() if p is not rows)
     return len(rows) * state.row(rows.shape[1]) + tables * state.table + state.shared + of_others
 

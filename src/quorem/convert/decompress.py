@@ -9,6 +9,7 @@ from ..modules.bag import EmbeddingBag
 from ..modules.embedding import Embedding
 from ..modules.holders import check_not_wrapped, exchange_, optimizers_of, unwrapped
 from ..modules.lookup import Tables
+from ..modules.meaning import meaning_of
 from ..modules.tied import TiedLinear
 from ..paper.schemes import Full
 from .choose import size_of
@@ -52,16 +53,17 @@ def decompress_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = N
     modules: dict[nn.Module, nn.Module] = {}
     targets: dict[Tensor, list[Tensor]] = {}  # new parameters by the one that they replace
     tables = {name: module for name, module in model.named_modules() if isinstance(module, Tables)}
-    paddings: dict[Tensor, set[int | None]] = {}
+    reads: dict[Tensor, set[Any]] = {}  # how modules that share rows make vectors of them
     for module in tables.values():
-        paddings.setdefault(module.stored, set()).update(module.padding)
+        how = (module.padding, *map(tuple, meaning_of(module).tolist()), *map(id, module.parameters()))
+        reads.setdefault(module.stored, set()).add(how)
     for name, module in tables.items():
         before, why = size_of(module), ""
         is_torch = type(module) in (Embedding, EmbeddingBag) and module.specs[0].operation != "feature"
         if not is_torch or module.raw_ids[0] or module.unknown[0] != "error":
             why = f"{type(module).__name__} stands for no module of torch.nn"
-        elif len(paddings[module.stored]) > 1:
-            why = "its rows are shared by a module with another padding_idx: no weight has both vectors of that id"
+        elif len(reads[module.stored]) > 1:
+            why = "its rows are shared by a module with another padding_idx, scheme or matrix: no weight is both tables"
         if why:
             report.entries.append(Entry(name, 0, 0, before, before, 0, None, why))
             continue

@@ -5,12 +5,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..checks import check_device, check_ids
 from ..ops import autograd
 from ..ops.declare import is_eager, is_traced
 from ..ops.lagging import unwatched, updates_of
-from ..ops.layout import LIMIT, Layout
+from ..ops.layout import LIMIT, Layout, checksum
 from ..ops.lookup import pooling_factor
 from ..ops.narrow import project
 from ..ops.pieces import Pieces
@@ -46,6 +47,21 @@ class Tables(StoredTables):
             layout = Layout(*[buffers[name] for name in Layout._fields])
             self.__dict__["_layout"] = None if layout.slots.is_meta else layout
         return layout
+
+    def _check_unwritten(self) -> None:
+        """Raise RuntimeError if the integers were overwritten, as by an average over buffers, which rounds them."""
+        slots: Any = self._buffers["slots"]
+        version = 0 if slots.is_inference() else slots._version
+        if version == self.__dict__.get("_version") or self.__dict__.get("_layout") is None:
+            return
+        # DistributedDataParallel sends the buffers of the first process at each call: comparing would wait for a GPU.
+        if DistributedDataParallel._active_ddp_module is None and checksum(self.layout) != self._checksum:
+            title = self.names[0] or type(self).__name__
+            raise RuntimeError(
+                f"the integers of {title!r} were overwritten, and its rows mean something else now: average parameters"
+                " only (AveragedModel with use_buffers=False), or load a state_dict"
+            )
+        self.__dict__["_version"] = version
 
     def dense(self, table: int = 0) -> Tensor:
         """The full table ``[n, D]`` that one table represents, computed directly from the paper's equations.
@@ -132,9 +148,13 @@ class Tables(StoredTables):
         if offsets is not None or ids.device != stored.device:
             check_device(stored, self.ids_argument, ids, offsets, batch.sample_weights)
         eager = is_eager()
-        if not eager and is_traced():
+        if eager:
+            self._check_unwritten()
+        elif is_traced():
             updates.flush_()
             return plain.lookup(self, batch)
+        if not self.bits and stored.shape[1] != self.width:  # kernels do not look
+            raise ValueError(f"stored has rows of {stored.shape[1]} numbers but must have rows of {self.width}")
         if "id_rules" in self._buffers:
             ids = self._within(ids, offsets)
             batch = IdBatch(ids, offsets, batch.sample_weights, batch.mean)

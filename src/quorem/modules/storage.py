@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..checks import InvalidIdMode, check_choice, check_dtype
 from ..ops.codes import dequantize
 from ..ops.lagging import unwatched, updates_of
-from ..ops.layout import Extent, Layout, Storage, StoredPool, build
+from ..ops.layout import Extent, Layout, Storage, StoredPool, build, checksum
 from ..ops.memory import in_huge_pages
 from ..ops.pieces import Pieces, pieces_of
 from ..ops.updates import Updates
@@ -274,6 +274,7 @@ class StoredTables(nn.Module):
         ready = not self.slots.is_meta and all(ranks is None or are_known(ranks) for ranks in self._ranks)
         # Without a layout, the next lookup calls _take_filled_integers.
         self.__dict__["_layout"] = Layout(*(getattr(self, name) for name in Layout._fields)) if ready else None
+        self._checksum = checksum(layout)
         for group in self.networks():
             group.register_integers(self.live_stored.device, layout)
 

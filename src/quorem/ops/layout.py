@@ -14,6 +14,7 @@ Concatenation and feature generation are slots of one row each, so two operation
 Shapes: B batch, F features, S slots, K partitions, R rows, W columns, M map entries, V ids of a jagged batch.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -120,6 +121,11 @@ def check_rows(stored_rows: int, num_rows: int) -> None:
     """Raise ValueError if ``stored`` has fewer rows than ``num_rows_read`` asks for."""
     if stored_rows < num_rows:
         raise ValueError(f"stored has {stored_rows} rows but must have {num_rows}: the layout reads them")
+
+
+def checksum(layout: Layout) -> int:
+    """Of all integers of a layout; for one on a GPU, this waits for the GPU."""
+    return zlib.crc32(b"".join(tensor.cpu().numpy().tobytes() for tensor in layout))
 
 
 class StoredPool(NamedTuple):
