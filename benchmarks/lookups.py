@@ -167,8 +167,8 @@ def main() -> None:
     command = f"python benchmarks/lookups.py --device {options.device}"
     results: dict[str, Any] = {"facts": run.facts_of_run(torch.device(options.device), command, options.commit)}
     results["rows"] = []
-    dims = (16, 64) if options.device == "cuda" else (16,)
-    for dim, size, part in product(dims, ("small", "full"), ("bits", "pool", "narrow", "state")):
+    cells = [(16, "small"), (16, "full")] + [(64, "small")] * (options.device == "cuda")
+    for (dim, size), part in product(cells, ("bits", "pool", "narrow", "state")):
         results["rows"] += measured(part, size, dim, options.device)
         result_file.write(options.out, results)
 
