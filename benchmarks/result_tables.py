@@ -195,7 +195,7 @@ def epoch() -> str:
     """Seconds of the paper's epoch on an H200."""
     lines = [
         (
-            f"{NAMES[row['network']]}, {row['optimizer']}",
+            f"{NAMES[row['network']]}, {row['optimizer']}; compiled {row['compiled']}",
             f"{row['training_s']:.0f} s",
             f"{row['command_s']:.0f} s",
             f"{row['rows_per_second'] / 1e6:.2f} million",

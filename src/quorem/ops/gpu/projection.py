@@ -28,6 +28,7 @@ from .rows import LIMIT, PADDING, DeviceBatch, place_at
 START, WIDTH, COLUMN, DIM, MATRIX, PLACE = map(tl.constexpr, range(6))  # columns of a table of pieces
 PIECE_COLUMNS = tl.constexpr(6)
 ALIGNMENT = tl.constexpr(16)  # bytes, of matrices
+LARGEST = tl.constexpr((2 - 2.0**-10) * 2.0**127)  # number of 11 bits
 NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 WIDEST = 128  # the most numbers of a vector
 SECTOR = 32  # bytes that a GPU writes at a time: pieces of fewer take longer than another launch
@@ -87,9 +88,10 @@ def matrix_at(matrix, width, dim, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def halves(x):
-    """``x`` rounded to the 11 bits that tensor cores multiply, and what is left."""
+    """``x`` rounded to the 11 bits that tensor cores multiply, at most LARGEST, and what is left."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return high, tl.where(tl.abs(x) == float("inf"), 0, x - high)
+    high = tl.minimum(tl.maximum(high, -LARGEST), LARGEST)
+    return high, x - high
 
 
 @triton.jit
@@ -152,7 +154,7 @@ def lookup_split_kernel(
     every, some = tl.arange(0, C), tl.arange(0, R)
     if R >= 16:
         weights, weighted = matrix_at(matrix, tl.where(copied, 0, width), dim, R, C)
-        of_matrix = halves(numbers_in(weights, weighted))
+        of_matrix = numbers_in(weights, weighted)
     for block in range(first, first + N):
         n = tl.full((), T, tl.int64) * block + tl.arange(0, T)
         i = tl.load(ids + n * id_stride + p, mask=n < B, other=-1)
@@ -165,15 +167,16 @@ def lookup_split_kernel(
             valid = valid & (i != tl.load(slot + S * PADDING))
         i, own_row = place_at(i, valid, slot, maps, S, FLAGS)
         target, mask = tile_at(out, block, column, out_step * U, dim, B, T, C)
-        if copied:
+        if copied:  # each branch stores, since products have another layout in registers
             x = combined(i, own_row, valid, stored, None, slot, maps, every, 0, S, W, K, C, tl.float32, 0, FLAGS, dim)
+            tl.store(target, x.to(out.dtype.element_ty), mask=mask, eviction_policy="evict_first")
         else:
             y = combined(i, own_row, valid, stored, None, slot, maps, some, 0, S, W, K, R, tl.float32, 0, FLAGS, width)
             if kept is not None:
                 place, inside = tile_at(kept, block, start, kept_step * U, width, B, T, R)
                 tl.store(place, y.to(kept.dtype.element_ty), mask=inside)
-            x = product_of_halves(halves(y), of_matrix) if R >= 16 else product_of_few(y, matrix, width, dim, T, R, C)
-        tl.store(target, x.to(out.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+            x = product(y, of_matrix) if R >= 16 else product_of_few(y, matrix, width, dim, T, R, C)
+            tl.store(target, x.to(out.dtype.element_ty), mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit
