@@ -14,6 +14,8 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton's functions are defined: the GPU kernels run as Python
 
+torch.set_num_threads(1)  # on several, small products are slower, far slower where other processes want the cores
+
 collect_ignore_glob = ["integrations/torchrec_*.py"]  # they help tests, and have no examples for --doctest-modules
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -32,8 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device: `pytest -m gpu` where there is one"))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # quantize_ and compress_ search all live objects for optimizers: those of pytest would take seconds
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> None:
+    """What lives before a file's tests is not searched: compress_ and quantize_ look for optimizers in all objects.
+
+    Those of pytest and of the libraries that other files import would take seconds.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

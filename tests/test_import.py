@@ -1,10 +1,9 @@
 """`import quorem` loads torch and numpy, nothing heavier."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from processes import python
 
 HEAVY = {"numba", "triton", "polars", "pyarrow", "matplotlib", "typer", "rich", "pandas", "scipy"}
 HEAVY |= {"torchrec", "fbgemm_gpu", "safetensors", "onnx", "onnxruntime"}
@@ -13,9 +12,7 @@ HEAVY |= {"torchrec", "fbgemm_gpu", "safetensors", "onnx", "onnxruntime"}
 def top_level_modules(statement: str) -> set[str]:
     """The top-level packages a fresh interpreter has loaded after ``statement``."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps([name.split('.')[0] for name in sys.modules]))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return set(json.loads(run.stdout.splitlines()[-1]))
+    return set(json.loads(python("-c", code).splitlines()[-1]))
 
 
 def test_import_is_light():

@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from processes import python
 from test_docs import BLOCK
 
 import quorem
@@ -52,11 +53,9 @@ sys.meta_path.insert(0, Finder())
 def test_all_tests_are_collected_where_optional_packages_are_missing(tmp_path: Path) -> None:
     """As on a GPU machine with torch, Triton and little else; what needs them is skipped, with the line to install."""
     (tmp_path / "without.py").write_text(WITHOUT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "pytest", "-p", "without", "-p", "no:cacheprovider", "--co", "-q", "tests"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    skipped = re.findall("^SKIPPED.*", done.stdout, re.M)
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = ("-m", "pytest", "-p", "without", "-p", "no:cacheprovider", "--co", "-q", "tests")
+    skipped = re.findall("^SKIPPED.*", python(*command, cwd=ROOT, env=environment), re.M)
     assert skipped and all(": pip install" in line or "make install" in line for line in skipped)
 
 
@@ -71,24 +70,18 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("build", "hatchling"):
         pytest.importorskip(package, reason=f'needs {package}: pip install "quorem[dev]"')
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
+    python("-m", "build", "--no-isolation", "--outdir", folder, ROOT)
     return folder
 
 
 @pytest.fixture(scope="module")
-def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel_python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a new environment: quorem from the wheel, what it needs from the environment of the tests."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     (wheel,) = dist.glob("*.whl")
     executable = folder / "bin" / "python"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(executable), "install", "--no-deps", "--no-index", str(wheel)],
-        check=True,
-        capture_output=True,
-    )
+    python("-m", "pip", "--python", executable, "install", "--no-deps", "--no-index", wheel)
     (packages,) = folder.glob("lib/python*/site-packages")
     # A .pth file in a folder that is itself added so is not read: the editable quorem of the tests stays out.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
@@ -110,15 +103,15 @@ def test_the_source_distribution_has_what_the_tests_need(dist: Path) -> None:
     assert needed | {"src/quorem/api.py", "examples/quickstart.ipynb", "benchmarks/result_tables.py"} <= names
 
 
-def test_readme_runs_from_the_wheel(python: Path, tmp_path: Path) -> None:
-    where = run(python, "-c", "import quorem; print(quorem.__file__)", folder=tmp_path)
-    assert Path(where.strip()).is_relative_to(python.parents[1])
+def test_readme_runs_from_the_wheel(wheel_python: Path, tmp_path: Path) -> None:
+    where = run(wheel_python, "-c", "import quorem; print(quorem.__file__)", folder=tmp_path)
+    assert Path(where.strip()).is_relative_to(wheel_python.parents[1])
     blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     code = "\n".join(code for language, code in blocks if language == "python")
     (tmp_path / "readme.py").write_text(code, encoding="utf-8")
-    run(python, "readme.py", folder=tmp_path)
+    run(wheel_python, "readme.py", folder=tmp_path)
 
 
-def test_the_command_comes_with_the_wheel(python: Path, tmp_path: Path) -> None:
-    for command in ([python.with_name("quorem")], [python, "-m", "quorem"]):
+def test_the_command_comes_with_the_wheel(wheel_python: Path, tmp_path: Path) -> None:
+    for command in ([wheel_python.with_name("quorem")], [wheel_python, "-m", "quorem"]):
         assert "reproduce" in run(*command, "--help", folder=tmp_path)

@@ -1,12 +1,10 @@
 """The site of the documents is built without a warning, and its pages open in a browser without a network."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 pytest.importorskip("selenium", reason='needs Selenium: pip install "quorem[dev]"')
 
@@ -20,10 +18,8 @@ PAGES = ("index", "tutorial", "results", "benchmarks", "kernels", "ids", *(f"ref
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site; a link or an anchor that leads nowhere, or a name without a docstring, fails the build."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout + built.stderr
+    command = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder)
+    python(*command, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     return folder
 
 

@@ -26,14 +26,6 @@ from quorem.training.loop import train
 SMALL = ["--dim", "4", "--batch-size", "64", "--threads", "1", "--device", "cpu"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_options_make_the_configuration(log, tmp_path):
     options = ["--scheme", "hash", "--collisions", "8", "--threshold", "5", "--network", "dcn", "--preset", "table1"]
     options += ["--optimizer", "amsgrad", "--lr", "0.002", "--epochs", "2", "--seed", "3", "--shuffle"]
@@ -215,17 +207,6 @@ def test_formats(model: quorem.models.DLRM, tmp_path: Path) -> None:
     assert logits.isfinite().all()
     invoke("export", tmp_path / "model", "--format", "safetensors", "--out", tmp_path / "copy")
     torch.testing.assert_close(quorem.load(tmp_path / "copy")(DENSE[:2], IDS[:2]).detach(), expected)
-
-
-def test_rows_of_fewer_bits(model: quorem.models.DLRM, tmp_path: Path) -> None:
-    quorem.save(model, tmp_path / "model")
-    invoke("export", tmp_path / "model", "--bits", "4", "--format", "safetensors", "--out", tmp_path / "small")
-    invoke("export", tmp_path / "small", "--bits", "4", "--out", tmp_path / "small.onnx")  # in 4 bits already
-    small = quorem.load(tmp_path / "small")
-    assert small.embeddings.bits == 4
-    session = onnxruntime.InferenceSession(tmp_path / "small.onnx")
-    logits = session.run(["logits"], {"dense": DENSE[:2].numpy(), "ids": IDS[:2].numpy()})[0]
-    torch.testing.assert_close(torch.from_numpy(logits), small(DENSE[:2], IDS[:2]).detach())
 
 
 def test_errors_are_a_line(model: quorem.models.DLRM, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from refusals import refused
-from torch import Tensor, nn
+from torch import nn
 
 from quorem import QR, Embedding, EmbeddingBag, Full, Hash, Path, compress_, decompress_
 from quorem.modules.tied import TiedLinear
@@ -392,20 +392,6 @@ class Features(nn.Module):
         self.embed_dict = nn.ModuleDict({feature.name: feature.embed for feature in self.features})
 
 
-class Bert(nn.Module):
-    """Hugging Face: the decoder's weight is the embedding's, its bias is also an attribute of its parent."""
-
-    def __init__(self):
-        super().__init__()
-        self.word_embeddings = nn.Embedding(2000, 8, padding_idx=0)
-        self.bias = nn.Parameter(torch.zeros(2000))
-        self.decoder = nn.Linear(8, 2000)
-        self.decoder.weight, self.decoder.bias = self.word_embeddings.weight, self.bias
-
-    def loss(self, ids: Tensor) -> Tensor:
-        return F.cross_entropy(self.decoder(self.word_embeddings(ids)), ids * 3 % 2000)
-
-
 def test_plain_objects_that_hold_a_module_are_given_the_new_one():
     model = Features()
     shared = model.features[0]
@@ -413,16 +399,3 @@ def test_plain_objects_that_hold_a_module_are_given_the_new_one():
     report = compress_(model, QR(4))
     assert [feature.embed for feature in model.features] == list(model.embed_dict.values())
     assert "features referred to 2 replaced modules or weights: it refers to the new ones now" in report.references
-
-
-def test_a_tied_head_is_saved_moved_and_trained_once():
-    model = Bert()
-    assert list(model.state_dict()) == ["bias", "word_embeddings.weight", "decoder.weight", "decoder.bias"]
-    compress_(model, QR(4))
-    assert type(model.decoder) is TiedLinear and model.decoder.bias is model.bias
-    assert list(model.state_dict()) == ["bias", "word_embeddings.stored", "word_embeddings.meaning", "decoder.bias"]
-    other = Bert()
-    compress_(other, QR(4))
-    other.load_state_dict(model.state_dict())
-    ids = torch.tensor([3, 1999])
-    assert torch.equal(other.double().loss(ids), model.double().loss(ids))

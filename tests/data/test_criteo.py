@@ -2,11 +2,10 @@
 
 import gzip
 import re
-import subprocess
-import sys
 
 import pytest
 from click_logs import SAMPLE, assert_prepared, line, random_lines
+from processes import python
 from refusals import refused
 
 from quorem.data.config import PrepareConfig
@@ -195,8 +194,6 @@ def test_a_file_of_line_ends_takes_little_memory(packed, tmp_path):
     """It took 4 GB plain, and 8 GiB as a gzip file of 1 MB."""
     lines = b"\n" * (1 << 24)
     (tmp_path / "raw").write_bytes(gzip.compress(lines * 16, 1) if packed else lines)
-    command = [sys.executable, "-c", MEMORY, tmp_path / "raw", tmp_path / "out"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    error, megabytes = run.stdout.splitlines()
+    error, megabytes = python("-c", MEMORY, tmp_path / "raw", tmp_path / "out").splitlines()
     assert re.search(r"raw has 11 malformed lines so far.*line 1: 1 field where 40 are expected", error)
     assert int(megabytes) < 1500

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click_logs import assert_prepared, folder_bytes, random_lines
 from limits import small_disk
+from processes import python
 from runs_of_training import small_log, small_run
 
 from quorem.data.config import PrepareConfig
@@ -82,9 +83,7 @@ def raw_file(path, lines=LINES):
 
 def test_killed_at_any_moment_leaves_nothing_that_looks_finished_and_loses_nothing(tmp_path):
     raw, out = raw_file(tmp_path / "raw.txt"), tmp_path / "out"
-    run = subprocess.run([sys.executable, "-c", KILL, raw, out], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    reports, timed, renamed = json.loads(run.stdout)
+    reports, timed, renamed = json.loads(python("-c", KILL, raw, out))
     assert len(reports) > 30
     assert all(look["partial"] and not look["out"] for look in reports[:-1])
     assert any(look["partial"] for look in timed)

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 import polars as pl
-import pytest
 import torch
 
 from quorem.data import text as parser
@@ -302,9 +301,6 @@ def test_rows_of_a_single_time_are_split_by_their_number(tmp_path):
     options = {"label": "y", "categorical": ["c"], "time": "when", "config": PrepareConfig(days=2)}
     split = prepare_table(tmp_path / "t.parquet", tmp_path / "out", **options).meta.split
     assert split == {"train": (0, 4), "validation": (4, 6), "test": (6, 8)}
-
-
-pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 
 
 def infer_columns(path):

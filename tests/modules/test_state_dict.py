@@ -93,14 +93,6 @@ def test_schemes_that_store_the_same_load_each_other() -> None:
     assert torch.equal(first.to_dense(), second.to_dense())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_moving_to_a_dtype(dtype: torch.dtype) -> None:
-    module = collection().to(dtype)
-    assert all(p.dtype == dtype for p in module.parameters())
-    assert all(b.dtype in (torch.int64, torch.int32) for b in module.buffers())
-    assert module(torch.zeros(2, 4, dtype=torch.int64)).dtype == dtype
-
-
 @pytest.mark.parametrize("case", FEW)
 def test_assigning_from_meta(case: str) -> None:
     real = fill_(Embedding(N, D, CASES[case], padding_idx=3))
@@ -282,28 +274,6 @@ def test_damaged_lists_are_refused() -> None:
         with pytest.raises(RuntimeError, match=match):
             module.load_state_dict({**state, "ranks": wrong})
     assert torch.equal(module(IDS), module.to_dense())
-
-
-def test_tools_that_fill_a_module_of_the_meta_device_attribute_by_attribute() -> None:
-    """As transformers does: parameters and buffers are set, what is not saved is filled with anything."""
-    saved = fill_(Embedding(N, D, HOT_COLD, frequencies=torch.randperm(N)))
-    for other, match in (
-        (HOT_COLD, ""),
-        (replace(HOT_COLD, cold=QR(4, operation="add")), "holds mult of .* and add of"),
-    ):
-        module = Embedding(N, D, other, frequencies="loaded", device="meta", unknown="hash")
-        state = saved.state_dict()
-        for name, buffer in list(module.named_buffers()):
-            if name in state:
-                setattr(module, name, state[name])
-            else:
-                setattr(module, name, torch.full_like(buffer, -9, device="cpu"))
-        module.stored = nn.Parameter(state["stored"])
-        if match:
-            with pytest.raises(RuntimeError, match=match):
-                module(IDS)
-        else:
-            assert torch.equal(module(IDS), saved(IDS)) and torch.equal(module.to_dense(), saved.to_dense())
 
 
 def test_pruned_rows_are_saved() -> None:

@@ -162,18 +162,6 @@ class Weighted(nn.Module):
         return self.top(self.bag(ids, per_sample_weights=self.weights) * self.other(ids[:, 0])).square().sum()
 
 
-def test_every_table_of_a_model_and_nothing_else():
-    model, dense = Weighted(), Weighted()
-    optim.apply_in_backward(model, optim.SGD, lr=0.1)
-    theirs = torch.optim.SGD([dense.bag.stored, dense.other.stored], lr=0.1)
-    model().backward()
-    dense().backward()
-    theirs.step()
-    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["weights", "top.weight", "top.bias"]
-    for a, b in zip(model.parameters(), dense.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("ask", ["grad", "backward"])
 @pytest.mark.parametrize("name", ["top.weight", "weights", "other.stored"])
 def test_only_tables_that_a_pass_was_asked_for_move(name, ask):

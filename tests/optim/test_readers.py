@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, HotCold, Pool, Table, optim
+from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, Full, optim
 from quorem.ops.lagging import LaggingParameter, in_memory
 
 N, D = 40, 4
@@ -143,13 +143,6 @@ def test_an_average_over_integers_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"integers of 'Embedding' were overwritten.*average parameters only"):
         average(IDS)
     assert module(IDS).isfinite().all()
-
-
-def test_hot_and_cold_ids_of_a_shared_pool() -> None:
-    tables = [Table(name, N, 4, HotCold(9, cold=Pool(20))) for name in "ab"]
-    pair = Pair("AMSGrad", module=EmbeddingCollection(tables, sparse=True, dtype=torch.float64))
-    pair.lag()
-    torch.testing.assert_close(*(parameters_to_vector(m.parameters()) for m in pair.both), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("in_backward", [False, True])

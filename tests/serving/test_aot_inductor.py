@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import invoke
-from foreign_model import KINDS, batch, trained
+from foreign_model import batch, trained
 from oracles import fill_
 
 from quorem import QR, EmbeddingCollection, Full, HotCold, Table, export, quantize_, save
@@ -67,9 +67,9 @@ def test_a_compiled_network_runs_where_quorem_cannot_be_imported(tmp_path: Path)
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["counts", "quantized"])
 def test_anyones_model(kind: str, tmp_path: Path) -> None:
-    """A model of torch.nn with QR, with a plan by counts, and quantized."""
+    """A model of torch.nn with a plan by counts, and quantized; test_torch_export.py has the third kind."""
     model = trained(kind, tmp_path).eval()
     export(model, batch(0), tmp_path / "model.pt2", format="aot-inductor")
     package = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
@@ -80,9 +80,7 @@ def test_anyones_model(kind: str, tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("features", "bits", "in_network"), [(3, 0, False), (6, 8, False), (7, 0, False), (3, 8, True)]
-)
+@pytest.mark.parametrize(("features", "bits", "in_network"), [(7, 0, False), (3, 8, True)])
 def test_jagged_bags_keep_every_row(features: int, bits: int, in_network: bool, tmp_path: Path) -> None:
     """The batch size is computed from the length of the offsets, and must not be rounded down."""
     schemes = [QR(4), HotCold(5, cold=QR(4), num_rest=9), Full()]

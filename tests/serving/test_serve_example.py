@@ -4,7 +4,6 @@ import http.client
 import importlib
 import json
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ pytest.importorskip("polars", reason='needs Polars: pip install "quorem[data]"')
 import torch
 import uvicorn
 from commands import invoke
+from processes import python
 
 import quorem
 
@@ -90,4 +90,4 @@ def test_it_needs_neither_torch_nor_quorem() -> None:
         "import serve",
         "assert 'torch' not in sys.modules and 'quorem' not in sys.modules",
     ]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True)
+    python("-c", "\n".join(lines))

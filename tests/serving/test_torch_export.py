@@ -5,9 +5,6 @@ ONNX graphs are made from such programs: ``test_onnx`` has bags, networks and dt
 
 import errno
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +17,7 @@ from foreign_model import KINDS, trained
 from foreign_model import batch as two_inputs
 from hot_cold_cases import FEATURES, hot_and_cold, several_widths
 from oracles import CASES, D, N, assert_near, fill_
+from processes import python
 from torch import Tensor, nn
 
 from quorem import QR, Embedding, EmbeddingBag, EmbeddingCollection, GeneralizedQR, Table, export, quantize_
@@ -188,9 +186,8 @@ def test_a_program_runs_where_quorem_cannot_be_imported(tmp_path: Path) -> None:
     export_named(model, tmp_path / "model.pt2")
     torch.save((dense, ids), tmp_path / "inputs")
     torch.save(expected, tmp_path / "expected")
-    names = [str(tmp_path / name) for name in ("model.pt2", "inputs", "expected")]
-    run = subprocess.run([sys.executable, "-c", FRESH, *names], capture_output=True, text=True, cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    names = [tmp_path / name for name in ("model.pt2", "inputs", "expected")]
+    python("-c", FRESH, *names, cwd=tmp_path)
 
 
 def run_graph(path: Path, users: Tensor, items: Tensor) -> Tensor:
@@ -290,6 +287,4 @@ torch.testing.assert_close(compiled(torch.arange(60)), table.to_dense())
 
 def test_rows_that_lag_behind_where_no_kernel_is_compiled_yet(tmp_path: Path) -> None:
     """Numba cannot compile while torch traces, which replaces builtins."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", TRAINED], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
+    python("-c", TRAINED, env={"NUMBA_CACHE_DIR": str(tmp_path)})

@@ -113,7 +113,8 @@ def compress_(
     for each in optimizers:
         report.references += follow_(each, by_weight)
     del groups, collections, by_weight, optimizers, replaced  # they have references to the replaced modules
-    gc.collect()
+    if any(reference() is not None for reference in old_weights.values()):
+        gc.collect()
     for name, reference in old_weights.items():
         weight = reference()
         holders = set() if weight is None else {type(each).__name__ for each in gc.get_referrers(weight)} - {"frame"}

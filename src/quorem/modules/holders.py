@@ -2,8 +2,10 @@
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
+import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Adagrad
 from torch.optim import Optimizer as TorchOptimizer
@@ -19,6 +21,8 @@ def unwrapped(optimizer: TorchOptimizer) -> TorchOptimizer:
 def optimizers_of(parameters: Iterable[Tensor]) -> list[TorchOptimizer]:
     """The optimizers, wherever they are, that hold one of these parameters."""
     weights = {id(p): p for p in parameters}
+    if all(type(each) in (dict, FrameType) for each in gc.get_referrers(*weights.values())):
+        return []  # modules hold them in dicts, parameter groups in lists; the search below takes ten times as long
     gc.collect()
     optimizers = {id(each): each for each in map(unwrapped, _live(TorchOptimizer))}
     found = [each for each in optimizers.values() if held_by(each, weights)]
@@ -71,6 +75,8 @@ def _live(kind: type) -> list[Any]:
 
 def check_not_wrapped(model: nn.Module) -> None:
     """Raise ValueError if the model is inside a ``DistributedDataParallel``, which keeps its old parameters."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return  # there is nothing to wrap it in
     wrapper, modules = nn.parallel.DistributedDataParallel, set(model.modules())
     if any(not modules.isdisjoint(each.modules()) for each in _live(wrapper)):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import optimizers
 import pytest
 import torch
 from commands import invoke
@@ -97,20 +98,6 @@ def contender(provider: str, scheme: str, mode: str):
     return run.build(provider, scheme, mode, SIZES, 8, CPU)
 
 
-class RowWiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with the mean of a row's squared gradient instead of each square, on dense gradients."""
-
-    def __init__(self, params, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-        self.sums = [torch.zeros(len(p), 1) for p in self.param_groups[0]["params"]]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for p, total in zip(self.param_groups[0]["params"], self.sums, strict=True):
-            total += p.grad.square().mean(1, keepdim=True)
-            p -= self.defaults["lr"] * p.grad / (total.sqrt() + 1e-10)
-
-
 @pytest.mark.parametrize(
     ("provider", "scheme"), [*((provider, "QR(4)") for provider in PROVIDERS), ("fused", "GeneralizedQR(3)")]
 )
@@ -129,8 +116,7 @@ def test_every_provider_takes_the_same_step(provider):
     ids = draw_ids("zipf", SIZES, 33, seed=3)
     made = contender(provider, "QR(4)", "step")
     oracle = run.collection(stored_scheme(provider, "QR(4)"), SIZES, 8, CPU)
-    rule = RowWiseAdagrad if "row-wise" in made.optimizer else torch.optim.Adagrad
-    optimizer = rule(oracle.parameters(), lr=0.01)
+    optimizer = optimizers.oracle("RowWiseAdagrad" if "row-wise" in made.optimizer else "Adagrad", oracle, 0.01)
     order = made.order or list(range(4))
     grad = torch.randn(33, 4, 8, generator=torch.Generator().manual_seed(33)) / 33  # as in the benchmark
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Several threads: the same bits, calls from many at once, and forks."""
 
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
@@ -9,6 +7,7 @@ from time import sleep
 import pytest
 import torch
 from kernel_cases import MIX, Case, each_once, fresh, fused, same, truth
+from processes import python
 from torch import Tensor
 
 from quorem.ops.cpu import launch
@@ -90,5 +89,4 @@ def test_kernels_survive_a_fork():
                 os._exit(0 if torch.equal(table(ids), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0
     """
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    python("-c", textwrap.dedent(code), timeout=120)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import CASES
 from refusals import refused
 
 import quorem
@@ -27,35 +28,20 @@ FAMILIES = [
 ]
 
 
-@st.composite
-def any_scheme(draw: st.DrawFn) -> Scheme:
-    """A scheme of any kind with options of any value."""
-    options = {"force": draw(st.booleans())}
-    options["width"] = draw(st.none() | st.integers(1, 64))
-    many = st.integers(1, 10**6)
-    composed = {"operation": draw(st.sampled_from(sorted(OPERATIONS)))}
-    composed["dims"] = draw(st.none() | st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple))
-    k = draw(st.integers(1, 6))
-    rows = {"num_rows": draw(st.none() | st.integers(k, 10**6))}
-    cold = st.sampled_from([QR(4, operation="add"), Pool(9, 3, name="cold")])
-    parts = st.builds(Partition, many, many) | st.lists(st.integers(0, 9), min_size=1).map(ExplicitPartition)
-    return draw(
-        st.sampled_from(
-            [
-                lambda: Full(**options),
-                lambda: Hash(draw(many), **options),
-                lambda: QR(draw(many), large=draw(st.sampled_from(["remainder", "quotient"])), **composed, **options),
-                lambda: GeneralizedQR(k, **rows, **composed, **options),
-                lambda: ChineseRemainder(k, **rows, **composed, **options),
-                lambda: Custom(draw(st.lists(parts, min_size=1, max_size=3)), check=draw(st.booleans()), **composed),
-                lambda: HotCold(draw(many), draw(cold), draw(many), **options),
-                lambda: Path(draw(many), draw(st.lists(many, max_size=3)), num_partitions=k + 1, activation="sigmoid"),
-            ]
-        )
-    )()
+WITH_OPTIONS = [  # every option of every scheme has another value than its default
+    Full(width=3, force=True),
+    Hash(9, width=3, force=True),
+    QR(9, large="quotient", operation="concat", dims=(3, 5), width=8, force=True),
+    GeneralizedQR(4, num_rows=99, operation="feature", width=8, force=True),
+    ChineseRemainder(2, num_collisions=7, operation="add", dims=(1,), force=True),
+    Custom([Partition(2, 3), ExplicitPartition([0, 9, 1])], operation="add", dims=(4, 4), check=False, force=True),
+    HotCold(9, cold=Pool(9, 3, name="cold"), num_rest=2, width=4, force=True),
+    HotCold(9, cold=QR(4, operation="add")),
+    Path(7, (3, 10**6), num_partitions=4, activation="sigmoid", width=4, force=True),
+]
 
 
-@given(any_scheme())
+@pytest.mark.parametrize("scheme", [*CASES.values(), *WITH_OPTIONS], ids=str)
 def test_json_round_trip(scheme: Scheme) -> None:
     again = from_json(to_json(scheme))
     assert again == scheme and type(again) is type(scheme)
