@@ -5,7 +5,7 @@ id is mixed by splitmix64, a bijection of the 64-bit integers, and reduced to ``
 digits are evenly distributed. Neither hash is cryptographic.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,15 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .partitions import int64
-
-Words = NDArray[np.uint64]
-
-# XXH64's five primes.
-P1, P2, P3, P4, P5 = map(
-    np.uint64, (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
-)
-STRINGS_AT_ONCE = 1 << 16  # so many that their words fit in the cache
-STRIPE = 32  # bytes that the four lanes consume in one step
 
 
 def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray[np.generic]) -> Tensor:
@@ -41,13 +32,10 @@ def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray
     """
     if isinstance(values, str | bytes):
         raise TypeError(f"values ({values!r}) must be a sequence of strings, such as [{values!r}]")
-    if isinstance(values, np.ndarray):
-        values = values.tolist()
-    values = list(values)
-    hashes = np.empty(len(values), np.uint64)
-    for start in range(0, len(values), STRINGS_AT_ONCE):
-        strings = [_encoded(value) for value in values[start : start + STRINGS_AT_ONCE]]
-        hashes[start : start + len(strings)] = xxh64(strings)
+    import xxhash  # not with ``quorem``: few programs hash strings
+
+    strings = map(_encoded, values.tolist() if isinstance(values, np.ndarray) else values)
+    hashes = np.array([xxhash.xxh64_intdigest(string) for string in strings], np.uint64)
     return torch.from_numpy(hashes.view(np.int64))
 
 
@@ -58,59 +46,6 @@ def _encoded(value: str | bytes) -> bytes:
         return value
     raise TypeError(f"value ({value!r}) must be a str or bytes")
 
-
-def xxh64(strings: Sequence[bytes]) -> Words:
-    """XXH64 with seed 0 of each string; vectorized, so that all strings advance by one word together."""
-    lengths = np.fromiter(map(len, strings), np.int64, len(strings))
-    starts = np.cumsum(lengths) - lengths
-    text = np.frombuffer(b"".join(strings) + bytes(8), np.uint8)  # padded: words past the end may be read
-    words = np.ndarray(len(text) - 7, "<u8", text, strides=(1,))  # the eight bytes that start at each position
-    state = np.full(len(strings), P5)
-    long = np.flatnonzero(lengths >= STRIPE)
-    state[long] = _stripes(words, starts[long], lengths[long] // STRIPE)
-    state += lengths.astype(np.uint64)
-    position, rest = starts + lengths // STRIPE * STRIPE, lengths % STRIPE
-    for size, most, mixed_in in AFTER_STRIPES:
-        for _ in range(most):
-            (active,) = np.nonzero(rest >= size)
-            word = words[position[active]] & np.uint64(2 ** (8 * size) - 1)
-            state[active] = mixed_in(state[active], word)
-            position[active] += size
-            rest[active] -= size
-    for shift, prime in ((33, P2), (29, P3)):
-        state = (state ^ state >> np.uint64(shift)) * prime
-    return state ^ state >> np.uint64(32)
-
-
-def _stripes(words: Words, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Words:
-    """The state after the whole stripes of each string; every string has at least one."""
-    with np.errstate(over="ignore"):  # NumPy warns when scalars wrap around, but not when arrays do
-        first = (P1 + P2, P2, np.uint64(0), np.uint64(0) - P1)
-    lanes = [np.full(len(starts), value) for value in first]
-    for stripe in range(int(counts.max(initial=0))):
-        (active,) = np.nonzero(counts > stripe)
-        for number, values in enumerate(lanes):
-            values[active] = _round(values[active], words[starts[active] + STRIPE * stripe + 8 * number])
-    state = sum((_rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)), np.uint64(0))
-    for lane in lanes:
-        state = (state ^ _round(np.uint64(0), lane)) * P1 + P4
-    return np.asarray(state)
-
-
-def _round(lane: Words | np.uint64, word: Words) -> Words:
-    return _rotated(lane + word * P2, 31) * P1
-
-
-def _rotated(value: Words, bits: int) -> Words:
-    return value << np.uint64(bits) | value >> np.uint64(64 - bits)
-
-
-# The bytes after the last whole stripe: so many at once, so often at most, and the state after them.
-AFTER_STRIPES: tuple[tuple[int, int, Callable[[Words, Words], Words]], ...] = (
-    (8, 3, lambda state, word: _rotated(state ^ _round(np.uint64(0), word), 27) * P1 + P4),
-    (4, 1, lambda state, word: _rotated(state ^ word * P1, 23) * P2 + P3),
-    (1, 3, lambda state, word: _rotated(state ^ word * P5, 11) * P1),
-)
 
 # splitmix64: the golden ratio that is added, (shift, multiplier) of each round, and the last shift; signed integers.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
