@@ -32,6 +32,11 @@ def check_int(argument: str, value: Any, low: int = 1, high: int = INT64_MAX) ->
     return number
 
 
+def shown_names(names: Sequence[str], most: int = 5) -> str:
+    """The first ``most`` names, and how many more there are: ``"C1, C2, C3, C4, C5 and 3 more"``."""
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+
+
 def check_choice(argument: str, value: Any, choices: Any) -> None:
     """``value`` must be one of the strings of a ``Literal``."""
     if value not in get_args(choices):

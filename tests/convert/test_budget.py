@@ -77,7 +77,8 @@ def test_frequencies_are_weights_of_a_plan_and_ranks_of_a_scheme() -> None:
     hot = model.user.ranks_of[0].hot
     assert set(hot.tolist()) == set(counts.topk(100).indices.tolist())
     model = Model()
-    report = compress_(model, budget="600kB", frequencies={"user": counts}, fit=True)
+    with pytest.warns(UserWarning, match="frequencies has no counts of item, day: all tables are planned as if"):
+        report = compress_(model, budget="600kB", frequencies={"user": counts}, fit=True)
     assert report.bytes_after <= 600_000 and model.user.ranks_of == [None]
 
 

@@ -274,3 +274,12 @@ def test_rows_are_served_in_fewer_bits_where_ids_seen_once_come_back(twice: int,
     planned = plan([table], (1100 + twice) * 64, optimizer=None)
     assert planned.bits == bits and isinstance(planned["user"], Full if bits else HotCold)
     assert plan([table], (1100 + twice) * 128).tables[0].dtype == torch.float32  # in training as before
+
+
+def test_the_text_of_a_plan_says_what_is_in_which_number():
+    counts = 10**7 // torch.arange(1, 10_001)
+    tables = [Table("user", 10_000, 16, frequencies=counts), Table("item", 1000, 16, frequencies=counts[:1000])]
+    lines = str(plan(tables, "500kB")).splitlines()
+    assert lines[0].endswith("  stored as") and lines[2].endswith("kB  rows of 4 numbers")
+    assert lines[-1].endswith("together 353.2 kB of 500 kB")
+    assert str(plan(tables, "9MB")).endswith("of 9 MB, every table is full")

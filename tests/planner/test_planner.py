@@ -178,9 +178,10 @@ def test_frequencies_say_which_rows_are_worth_keeping() -> None:
     assert rare.tables[0].bytes > 2 * rare.tables[1].bytes
 
 
-def test_counts_of_some_tables_do_not_matter() -> None:
+def test_counts_of_some_tables_do_not_matter_and_a_warning_says_so() -> None:
     tables = [Table("t", 1000, 16), Table("not counted", 3, 16)]
-    planned = plan(tables, 20_000, frequencies={"t": torch.arange(1000)})
+    with pytest.warns(UserWarning, match="frequencies has no counts of not counted: all tables are planned as if"):
+        planned = plan(tables, 20_000, frequencies={"t": torch.arange(1000)})
     assert planned == plan(tables, 20_000) and planned.tables[0].cost == round(1 - 1 / planned["t"].num_collisions, 3)
 
 

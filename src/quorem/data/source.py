@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from ..checks import shown_names
 from ..files import atomic as files
 from . import values
 from .malformed import Malformed, ParsedRows
@@ -45,7 +46,7 @@ class Source:
             names = list(self.schema)
             shown = ", ".join(n if n.isprintable() else ascii(n) for n in (name[:40] for name in names[:20]))
             shown += ", ..." * (len(names) > 20)
-            raise ValueError(f"{self.path} has no column {', '.join(missing[:5])}; it has {shown}")
+            raise ValueError(f"{self.path} has no column {shown_names(missing)}; it has {shown}")
 
     def first_rows(self, names: Sequence[str], limit: int) -> pl.DataFrame:
         """At most ``limit`` of the first rows; those of a text file as text, from its first block."""

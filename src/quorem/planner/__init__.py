@@ -12,6 +12,7 @@ How a budget becomes a plan, and the file of each step:
 4. ``planned``: the plan as a value, to and from JSON, and its text.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -20,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOAT_DTYPES, check_choice, check_int, check_mapping
+from ..checks import FLOAT_DTYPES, check_choice, check_int, check_mapping, shown_names
 from ..modules.collection import Table
 from ..ops.codes import BITS
 from ..ops.state import RULES, check_state_dtype
@@ -69,8 +70,9 @@ def plan(
             count; the rest of the model does not.
         optimizer: the optimizer whose state counts: ``"sgd"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``,
             ``"amsgrad"`` or ``"adamw"``; None counts the tables alone, as in serving.
-        frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. Where ids are not
-            in order of falling frequency, tables store lists of their hot and cold ids, and the lists count.
+        frequencies: how often each id of a table occurs in training, ``[n]``, by name of the table. If some tables have
+            none, all are planned without, with a warning. Where ids are not in order of falling frequency, tables store
+            lists of their hot and cold ids, and the lists count.
         dtypes: dtypes that rows may have. A module keeps its dtype, unless that dtype is listed here and a narrower
             listed one loses less.
         bits: numbers of bits that ``quantize_`` may store a weight in after training: any of 8 and 4. By default both,
@@ -130,7 +132,11 @@ def plan_modules(
     tables = [table for module in modules for table in module.tables]
     if unmatched := sorted(set(frequencies) - {table.name for table in tables}):
         raise ValueError(f"frequencies has no table to go with {', '.join(map(repr, unmatched))}")
-    counted = all(isinstance(table.frequencies, Tensor | RawCounts) for table in tables)
+    uncounted = [table.name for table in tables if not isinstance(table.frequencies, Tensor | RawCounts)]
+    counted = not uncounted
+    if 0 < len(uncounted) < len(tables):
+        text = f"frequencies has no counts of {shown_names(uncounted)}: all tables are planned as if none had counts"
+        warnings.warn(text, stacklevel=3)
     if bits is None:
         bits = BITS if counted and optimizer is None else ()
     elif bits and (not counted or optimizer is not None):

@@ -19,7 +19,7 @@ from ..paper.schemes.frequency import Ranking
 from .budget import show_bytes
 
 FORMAT = "quorem-plan"
-SHARED = "integers that find rows, scales that narrow rows share, and optimizer state that is not by row"
+SHARED = "layouts, scales, other state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +147,13 @@ class Plan(Mapping[str, Scheme]):
     def __str__(self) -> str:
         counted = any(table.traffic for table in self.tables)
         about = ["hot", "cold", "rest", "hot %", "cold %", "rest %"] if counted else ["D"]
-        rows = [["table", "ids", *about, "before", "after", "state", "" if counted else "scheme"]]
+        rows = [["table", "ids", *about, "before", "after", "state", "stored as" if counted else "scheme"]]
         for table in self.tables:
             dtype = "" if table.dtype == torch.float32 else dtype_name(table.dtype)
             about = _hot_cold_rest(table) if counted else [str(table.embedding_dim)]
             if counted:
-                how = [*["full"] * isinstance(table.scheme, Full), *["lists its hot and cold ids"] * table.ranked]
+                how = ["full"] if table.scheme == Full() else []
+                how += ["lists its hot and cold ids"] * table.ranked
                 how += [f"rows of {table.scheme.width} numbers"] if table.scheme.width else []
             else:
                 how = [repr(table.scheme), table.why]
@@ -160,14 +161,17 @@ class Plan(Mapping[str, Scheme]):
             size = (table.name, f"{table.num_embeddings:,}", *about)
             rows.append([*size, *sizes, ", ".join(filter(None, [*how, dtype]))])
         for pool in self.pools:
-            use = f"{pool.num_rows:,} rows, of which each of these ids sums two; {len(pool.tables)} tables share them"
+            sharing = f"; {len(pool.tables)} tables share them" * (len(pool.tables) > 1)
+            use = f"{pool.num_rows:,} rows, of which each of these ids sums two{sharing}"
             about = ["", f"{pool.num_ids:,}", "", "", _percent(pool.traffic), ""]
             rows.append([f"({pool.name})", "", *about, "", show_bytes(pool.bytes), show_bytes(pool.state_bytes), use])
         blank = [""] * len(about)
         shared = [show_bytes(self.shared_bytes), show_bytes(self.shared_state_bytes)]
         rows.append(["(shared)", "", *blank, "", *shared, SHARED])
         total = [sum(t.bytes_before for t in self.tables), self.bytes - self.state_bytes, self.state_bytes]
-        whole = f"{show_bytes(self.bytes)} of {show_bytes(self.budget)}"
+        whole = f"together {show_bytes(self.bytes)} of {show_bytes(self.budget)}"
+        is_all_full = self.bytes < self.budget and all(table.scheme == Full() for table in self.tables)
+        whole += ", every table is full" * is_all_full
         whole += "" if self.state_dtype == "float32" else f", with the state in {self.state_dtype}"
         whole += f", once rows are stored in {self.bits} bits" if self.bits else ""
         about = ["", "", "", *map(_percent, self.traffic)] if counted else blank
