@@ -191,6 +191,13 @@ def test_bags_of_hot_and_cold_ids(bits: int, tmp_path: Path) -> None:
     assert sum(sizes == (31744, 1) for sizes in weights) == bool(bits)  # the scales, too
 
 
+def test_a_tied_head_gives_its_padding_id_zero(tmp_path: Path) -> None:
+    table = fill_(Embedding(N, D, QR(4, operation="add"), padding_idx=7))
+    export(TiedLinear(table), (torch.ones(3, D),), tmp_path / "head.onnx", output_names=["scores"])
+    queries = torch.randn(5, D)
+    assert_near(run(tmp_path / "head.onnx", input=queries)["scores"], queries @ table.weight.detach().T)
+
+
 @pytest.mark.parametrize("width", [None, 4])
 def test_a_tied_head_in_few_bits(width: int | None, tmp_path: Path) -> None:
     """Sums of rows are scored by products with all rows."""

@@ -51,7 +51,7 @@ def score(module: Tables, queries: Tensor, ids: Tensor | None) -> Tensor:
             scores = (each[:, :, None] + scores[:, None, :]).flatten(1)
         scores = scores[:, : spec.num_embeddings]
         if (pad := module.padding[0]) is not None:
-            scores = scores.index_fill(1, torch.tensor([pad], device=scores.device), 0)
+            scores = scores.masked_fill(torch.arange(spec.num_embeddings, device=scores.device) == pad, 0)
     else:
         numbers = flat.shape[1] if torch.compiler.is_compiling() else max(flat.shape)  # a graph is for any B
         blocks = [recomputed(block_scores, module, flat, partial, *ids) for ids in id_ranges(module, numbers)]
