@@ -79,6 +79,24 @@ def test_columns_that_are_not_named_are_taken_for_what_they_look_like(tmp_path):
     assert prepared.all.dense[0, 0] > 0 > prepared.all.dense[-1, 0]
 
 
+def test_one_value_that_is_no_number_does_not_make_a_column_of_numbers_categories(tmp_path):
+    rows = "".join(f"{k % 2},{'abc' if k == 999 else k},u{k % 9},{k if k % 50 else 'x'}\n" for k in range(1000))
+    (tmp_path / "t.csv").write_text("y,price,user,mixed\n" + rows)
+    done = invoke("prepare", "table", tmp_path / "t.csv", tmp_path / "out", "--label", "y")
+    assert (Prepared(tmp_path / "out").dense_names, Prepared(tmp_path / "out").num_rows) == (["price"], 999)
+    shown = " ".join(done.output.split())
+    assert "whole numbers, except 1 of 1,000 values, such as 'abc': such lines are malformed" in shown
+    assert "categories numbers, except 20 of 1,000 values, such as 'x'; if that is a missing number" in shown
+    assert "malformed lines left out: 1, the first: 1001: price ('abc') must be a number" in shown
+
+
+def test_data_that_cannot_be_trained_on_are_warned_of(tmp_path):
+    (tmp_path / "t.csv").write_text("y,user\n0,a\n")
+    done = invoke("prepare", "table", tmp_path / "t.csv", tmp_path / "out", "--label", "y")
+    assert "warning: every label is 0" in done.output and "Next:" not in done.output
+    assert "warning: no rows for validation and test" in done.output
+
+
 def test_synthesize(tmp_path):
     done = invoke("synthesize", tmp_path / "out", "--rows", 3000, "--seed", 5, "--scale", 0.0001, "--click-rate", 0.1)
     log = ClickLog(cardinalities=scaled_cardinalities(0.0001), seed=5, click_rate=0.1)

@@ -147,8 +147,16 @@ def synthesize(
 
 
 def _show(prepared: "Prepared", console: Console) -> None:
-    """Print what was prepared, and the command to run next."""
+    """Print what was prepared, and the command to run next; or why it cannot be trained on."""
+    import numpy as np
+
     print_summary(prepared, console)
+    labels = np.load(prepared.path / "labels.npy", mmap_mode="r")
+    if labels.min() == labels.max():
+        console.print(f"warning: every label is {labels[0]}: there is nothing to learn")
+    if empty := [name for name, rows in prepared.meta.rows.items() if not rows]:
+        console.print(f"warning: no rows for {' and '.join(empty)}: train needs some of each, so prepare more rows")
+        return
     quarter = max(32 * sum(prepared.cardinalities) // 1000, 100)  # of full tables of width 16 with their Adagrad state
     following = ["train", "--data", prepared.path, "--budget", f"{quarter}kB", "--out", "runs/first"]
     console.print(f"Next: {command(*following)}", soft_wrap=True)

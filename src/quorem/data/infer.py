@@ -13,6 +13,7 @@ from .values import iso_times
 
 ROWS = 100_000  # rows that are examined
 FEW = 32  # whole numbers with at most this many distinct values are categories
+NOT_NUMBERS = 0.01  # a column of numbers may have at most this share of other values
 LISTS = 0.1  # text is lists if at least this share of values contains a separator
 ID_NAME = re.compile(r"(^|[_\W])(id|ids|code|zip)$|[a-z](Id|ID)$", re.IGNORECASE)
 
@@ -75,17 +76,20 @@ def _kind(values: pl.Series, multi_separator: str, missing: tuple[str, ...]) -> 
     if not len(text):
         return "none", f"no value in the first {ROWS:,} rows"
     numbers = text.cast(pl.Float64, strict=False)
-    if numbers.null_count() == 0:
-        return _kind_of_numbers(text, values.name)
+    others = text.filter(numbers.is_null())
+    found = f", except {len(others):,} of {len(text):,} values, such as {others[0]!r}" if len(others) else ""
+    if len(others) <= NOT_NUMBERS * len(text):
+        kind, reason = _kind_of_numbers(text.filter(numbers.is_not_null()), values.name)
+        if kind == "number" or not found:
+            return kind, f"{reason}{found}{': such lines are malformed' * bool(found)}"
     if _are_times(text.head(100)) and _are_times(text):
         return "none", f"times: --time {values.name} splits the rows by them"
     with_separator = text.str.contains(multi_separator, literal=True).mean()
     assert isinstance(with_separator, float)
     if with_separator >= LISTS:
         return "list", f"{with_separator:.0%} of the texts have {multi_separator!r} in them"
-    if numbers.null_count() < 0.5 * len(text):
-        share, other = 1 - numbers.null_count() / len(text), text.filter(numbers.is_null())[0]
-        return "category", f"text: {share:.0%} are numbers, but not {other!r}; if that is a missing number: --missing"
+    if len(others) < 0.5 * len(text):
+        return "category", f"numbers{found}; if that is a missing number: --missing"
     return "category", "text"
 
 
