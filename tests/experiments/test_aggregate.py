@@ -9,9 +9,10 @@ from commands import invoke
 from runs_of_training import CARDINALITIES, small_log, small_run
 
 from quorem import models
-from quorem.experiments.aggregate import aggregate, command_of, without_seed
+from quorem.experiments.aggregate import aggregate, command_of, figures_of_runs, without_seed
 from quorem.experiments.figures import Dataset, Figure, Made, Point, Result
 from quorem.experiments.paper_figures import FIGURE4, FIGURE7
+from quorem.experiments.report.tradeoff import distinct
 from quorem.experiments.reproduce import planned_figure
 from quorem.files.atomic import sealed, write_json
 from quorem.modules.collection import EmbeddingCollection
@@ -35,12 +36,15 @@ def runs_of(figure: Figure) -> list[RunConfig]:
     return figure.runs(figure.points[0])
 
 
-def finish(folder, config: RunConfig, validation: float, test: float, curve: dict[int, float] | None = None) -> None:
+def finish(
+    folder, config: RunConfig, validation: float, test: float, curve: dict[int, float] | None = None, **more: object
+) -> None:
     out = folder / "runs" / config.key()
     out.mkdir(parents=True)
     result = {"validation": {"log_loss": validation}, "test": {"log_loss": test, "auc": test + 0.25}}
     result |= {**SIZES, "rows_per_second": 9.0, "seconds": 2.0}
-    result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee"}
+    result |= {"device": "cpu", "versions": {"torch": "2"}, "commit": "c0ffee", **more}
+    (out / "run.json").write_text(config.to_json())
     write_json(out / "result.json", {"format": RESULT_FORMAT, **result})
     lines = [{"step": step, "validation": {"log_loss": loss}} for step, loss in (curve or {}).items()]
     lines = [{"step": 1, "loss": 0.7}, *lines, {"step": 10**6, "test": result["test"]}]
@@ -102,6 +106,19 @@ def test_missing_and_failed_trials_are_counted(tmp_path):
     (point,) = figure.points
     assert (point.trials, point.missing, point.failed, point.test_sd) == (1, 3, 1, None)
     assert figure.made.commit == "c0ffee" and figure.made.command == made.made.command
+
+
+def test_only_runs_that_differ_by_their_seed_are_trials_of_one_point(tmp_path):
+    """Not those of several processes, a repetition, or other dtypes, which are a series of their own."""
+    runs = [("a", 0, 1, "float32"), ("b", 1, 1, "float32"), ("c", 1, 1, "float32"), ("d", 0, 2, "float32")]
+    for k, (name, seed, processes, dtype) in enumerate([*runs, ("e", 0, 1, "bfloat16")]):
+        config = RunConfig(data="abc", seed=seed, row_dtype=dtype)
+        finish(tmp_path / name, config, 0.5, 0.5 + k / 10, rows=9, processes=processes)
+    (figure,) = figures_of_runs(tmp_path)
+    assert {point.series: point.test_losses for point in figure.points} == {
+        "mult": [0.5, 0.6], "mult, 2 processes": [0.8], "mult, bfloat16": [0.9]
+    }  # fmt: skip
+    assert len(figure.points[0].runs) == 3 and len(distinct([figure])) == 3
 
 
 def test_a_point_without_runs_is_left_out_unless_parameters_are_counted(tmp_path):

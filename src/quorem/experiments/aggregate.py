@@ -118,7 +118,7 @@ def figure_of_run(folder: Path) -> Figure:
 def figures_of_runs(folder: Path) -> list[Figure]:
     """For each data, a comparison of the finished runs below a folder by the bytes of their tables.
 
-    Runs that differ by their seed alone are trials of one point. A series is a method of the paper, or ``plan``.
+    Runs that differ by their seed alone are trials of one point. A series is a method (``words.method``).
     """
     paths = sorted(path.parent for path in folder.rglob("run.json"))
     every = [run for path in paths if (run := finished_run(read_config(path / "run.json"), path))]
@@ -127,9 +127,13 @@ def figures_of_runs(folder: Path) -> list[Figure]:
     figures = []
     for runs in grouped(every, lambda run: run.config.data).values():
         points = []
-        for members in grouped(runs, lambda run: dataclasses.replace(run.config, seed=0)).values():
-            point = result_of(words.method(without_seed(members[0].config)), None, members, "DATA")
-            points.append(dataclasses.replace(point, runs=[str(run.folder.relative_to(folder)) for run in members]))
+        alike = grouped(runs, lambda run: (dataclasses.replace(run.config, seed=0), run.result.get("processes", 1)))
+        for (config, processes), members in alike.items():
+            series = words.method(without_seed(config)) + f", {processes} processes" * (processes > 1)
+            trials = [repeated[0] for repeated in grouped(members, lambda run: run.config.seed).values()]
+            point = result_of(series, None, trials, "DATA")
+            names = [str(run.folder.relative_to(folder)) for run in members]
+            points.append(dataclasses.replace(point, config=point.config | {"processes": processes}, runs=names))
         data = _dataset(runs[0], runs[0].result.get("data", runs[0].config.data[:8]))
         made = Made(command=f"quorem report {folder}", data=data, **facts_of(runs[0]))
         figures.append(Figure(axes=axes, made=made, points=points))

@@ -12,6 +12,7 @@ from .figures import Dataset
 NETWORK_NAMES = {"dcn": "DCN", "dlrm": "DLRM"}
 OPTIMIZER_NAMES = {"adagrad": "Adagrad", "amsgrad": "AMSGrad"}
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+STORED = {"bits": "{} bits", "row_dtype": "{}", "state_dtype": "{} state"}  # options of a run that name its method
 NONE = "\N{EN DASH}"
 
 
@@ -67,16 +68,17 @@ def scheme(config: Mapping[str, Any]) -> str:
 
 
 def method(config: Mapping[str, Any]) -> str:
-    """The paper's name of a run's method; ``plan``, or the name of the scheme's class, where it has none.
+    """The paper's name of a run's method; ``plan``, or the name of the scheme's class, where it has none; and dtypes.
 
     >>> method({"scheme": {"scheme": "QR", "operation": "add"}}), method({"scheme": {"scheme": "GeneralizedQR"}})
     ('add', 'GeneralizedQR')
     """
-    if config.get("plan"):
-        return f"plan, {config['bits']} bits" if config.get("bits") else "plan"
     described = config["scheme"]
     name = str(described["scheme"])
-    return str(described.get("operation", "mult")) if name == "QR" else {"Full": "full", "Hash": "hash"}.get(name, name)
+    name = str(described.get("operation", "mult")) if name == "QR" else {"Full": "full", "Hash": "hash"}.get(name, name)
+    how = ["plan" if config.get("plan") else name]
+    how += [text.format(config[key]) for key, text in STORED.items() if config.get(key) not in (None, "float32")]
+    return ", ".join(how)
 
 
 def data(dataset: Dataset) -> str:

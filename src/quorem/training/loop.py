@@ -21,7 +21,7 @@ from .config import RunConfig
 from .feed import Feed
 from .metrics import Evaluation, Metrics
 from .model import build_model, sizes
-from .processes import any_of, check_same_step, is_first
+from .processes import any_of, check_same_step, is_first, num_processes
 from .run import Progress, RunFolder
 from .trial import Trial, capturing
 
@@ -39,6 +39,7 @@ class Status:
     steps: int
     rows_per_second: float
     loss: float | None  # mean training loss of the last LOG_EVERY steps
+    resumed: bool = False  # whether nothing was trained yet since the run was resumed
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ def _train(
     num_rows = len(feed.training_rows(config))
     per_epoch = math.ceil(num_rows / config.batch_size)
     last_step = config.epochs * per_epoch
+    if progress.step and options.report is not None:
+        options.report(Status(config, progress.step, last_step, 0.0, progress.loss, resumed=True))
     began = time.perf_counter() - progress.seconds  # training in all attempts has taken the time since then
     next_save, next_report = progress.seconds + options.checkpoint_seconds, 0.0
 
@@ -180,6 +183,7 @@ def _train(
         "config": json.loads(config.to_json()),
         "data": feed.prepared.path.absolute().name,
         "epochs": step // per_epoch,
+        "processes": num_processes(),
         "steps": step,
         "rows": step * num_rows // per_epoch,
         **({"best_epoch": progress.best_epoch} if config.epochs > 1 else {}),

@@ -153,7 +153,7 @@ def _best(figure: Figure, points: Sequence[Result]) -> str:
     if ties := [name for name, is_better in clear.items() if is_better is False]:
         text += f"; ties with {', '.join(ties)}"
     if clear and set(clear.values()) == {None}:
-        text += "; one trial, so whether it is a tie is not known"
+        text += f"; {'the others have ' * (best.trials > 1)}one trial, so whether it is a tie is not known"
     return text
 
 
