@@ -123,7 +123,7 @@ def test_ids_in_any_order_are_ranked_by_their_counts(tmp_path: Path) -> None:
 
 def test_refusals(log: Path, tmp_path: Path) -> None:
     refused = invoke("plan", log, "--budget", "much", code=1).output
-    assert "budget ('much') must be a number with B, kB, MB" in refused
+    assert "budget ('much') must be a number of bytes, or with kB, MB" in refused
     file, full = tmp_path / "plan.json", {name: {"scheme": "Full"} for name in Prepared(log).names}
     invoke("plan", log, "--budget", "1MB", "--out", file)
     for arguments, message in [

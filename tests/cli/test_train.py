@@ -101,7 +101,7 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_same_command_goes_on(log, tmp_p
     assert "quorem: interrupted; the same command goes on" in printed
     (step, _), *_ = run.saved_checkpoints(out / "checkpoints")
     assert step > 0
-    invoke("train", "--out", out, *options)
+    assert f"goes on from step {step:,} of " in invoke("train", "--out", out, *options).output
     result = json.loads((out / "result.json").read_text())
     config = RunConfig.from_json(json.dumps(result["config"]))
     train(config, log, tmp_path / "whole")

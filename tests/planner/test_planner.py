@@ -281,7 +281,7 @@ def test_a_plan_has_a_checksum() -> None:
     text = plan(SMALL, "300kB").to_json()
     damaged = text.replace('"budget": 300000', '"budget": 300001')
     assert damaged != text
-    with pytest.raises(ValueError, match="is not a plan: it differs from its checksum"):
+    with pytest.raises(ValueError, match="is not a plan: it differs from its checksum; if you edited it, remove"):
         Plan.from_json(damaged)
 
 
@@ -295,7 +295,7 @@ def test_budgets(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "1e3", "1 XB", "1,000", "1.MB", "nan"])
 def test_budgets_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"budget \(.*\) must be a number with B, kB, MB"):
+    with pytest.raises(ValueError, match=r"budget \(.*\) must be a number of bytes, or with kB, MB"):
         parse_bytes(text)
 
 

@@ -95,7 +95,7 @@ def test_a_labelled_file_has_metrics_and_unseen_values(kind: str, folder: Path, 
     rows.with_columns(user=pl.lit("nobody")).write_csv(tmp_path / "new.csv")
     options = ("--out", tmp_path / "scores.csv", "--unknown", "missing", "--label", "click")
     shown = invoke("predict", folder / "run", tmp_path / "new.csv", *options)
-    assert f"user: {stop - start} values are not in the training rows" in shown.output
+    assert f"user: {stop - start} values not in the training rows" in shown.output
     assert "log loss" in shown.output and "AUC" in shown.output
     with pytest.raises(ValueError, match="has no column clock"):
         predict(scorer, file, tmp_path / "scores.csv", label="clock")
@@ -115,7 +115,7 @@ def test_values_that_only_later_rows_have_are_counted(folder: Path, tmp_path: Pa
         done = predict(Scorer(run), tmp_path / "log.parquet", tmp_path / "scores.csv")
         assert done.unseen == {"user": 50}
     shown = invoke("evaluate", run, "--split", "test")
-    assert f"user: {stop - max(start, 650)} values are not in the training rows" in shown.output, shown.output
+    assert f"user: {stop - max(start, 650)} values not in the training rows" in shown.output, shown.output
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])

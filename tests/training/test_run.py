@@ -14,9 +14,11 @@ from runs_of_training import StopAt, assert_same_model, lines, small_log, small_
 from safetensors.torch import load_file, save_file
 
 from quorem.files import tensors as tensor_file
+from quorem.paper.schemes import QR, Full
 from quorem.training import run
 from quorem.training.loop import train
 from quorem.training.model import data_identity
+from quorem.training.run import difference
 
 OPTIMIZERS = ["adagrad", "amsgrad"]
 
@@ -91,6 +93,11 @@ def test_another_configuration_is_refused(log, tmp_path):
     both = r"holds another run: lr is None there and 0\.1 here, seed is 0 there and 3 here"
     with pytest.raises(ValueError, match=both):
         train(small_run(log, seed=3, lr=0.1), log, tmp_path / "run")
+    plans = [small_run(log, plan=dict.fromkeys("abcdefg", each)) for each in (Full(), QR(4))]
+    assert difference(*plans) == "the plan differs in tables a, b, c, d, e and 2 more"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file is a file and must be a folder, or not exist yet"):
+        train(small_run(log), log, tmp_path / "file")
 
 
 def test_a_checkpoint_of_another_run_is_refused(log, tmp_path):

@@ -38,7 +38,7 @@ def evaluate(
     _print_metrics(f"{run}, {split}", scorer.evaluate(prepared, split))
     if split != "train":
         for name, count in prepared.unseen(split).items():
-            typer.echo(f"{name}: {count:,} values are not in the training rows")
+            typer.echo(f"{name}: {count:,} value{'s' * (count != 1)} not in the training rows")
 
 
 @commands.command(epilog="Example: quorem predict runs/first clicks.csv --out scores.csv")
@@ -71,7 +71,7 @@ def predict(
     if done.malformed:
         typer.echo(f"malformed lines left out: {done.malformed:,}")
     for name, count in done.unseen.items():
-        typer.echo(f"{name}: {count:,} values are not in the training rows")
+        typer.echo(f"{name}: {count:,} value{'s' * (count != 1)} not in the training rows")
     if done.metrics is not None:
         _print_metrics(f"{run}, {file}", done.metrics)
 

@@ -111,6 +111,8 @@ def watching(console: Console, name: str) -> Iterator[Callable[["Status"], None]
     with bars(console) as show:
 
         def report(status: "Status") -> None:
+            if status.resumed:
+                console.print(f"goes on from step {status.step:,} of {status.steps:,}")
             text = f"step {status.step:,} of {status.steps:,}, {status.rows_per_second:,.0f} rows/s"
             text += "" if status.loss is None else f", loss {status.loss:.4f}"
             show(name, status.step / status.steps, text)

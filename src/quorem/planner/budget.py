@@ -21,7 +21,7 @@ def parse_bytes(budget: int | str) -> int:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", budget)
         if match is None or match[2].lower() not in UNITS:
-            raise ValueError(f"budget ({budget!r}) must be a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB")
+            raise ValueError(f"budget ({budget!r}) must be a number of bytes, or with kB, MB, GB, TB, KiB, ... or TiB")
         whole, _, fraction = match[1].partition(".")
         size = int(whole + fraction) * UNITS[match[2].lower()] // 10 ** len(fraction)
     if size < 1:

@@ -152,8 +152,7 @@ class Plan(Mapping[str, Scheme]):
             dtype = "" if table.dtype == torch.float32 else dtype_name(table.dtype)
             about = _hot_cold_rest(table) if counted else [str(table.embedding_dim)]
             if counted:
-                how = ["full"] if table.scheme == Full() else []
-                how += ["lists its hot and cold ids"] * table.ranked
+                how = ["full"] * (table.scheme == Full()) + ["lists its hot and cold ids"] * table.ranked
                 how += [f"rows of {table.scheme.width} numbers"] if table.scheme.width else []
             else:
                 how = [repr(table.scheme), table.why]
@@ -161,8 +160,7 @@ class Plan(Mapping[str, Scheme]):
             size = (table.name, f"{table.num_embeddings:,}", *about)
             rows.append([*size, *sizes, ", ".join(filter(None, [*how, dtype]))])
         for pool in self.pools:
-            sharing = f"; {len(pool.tables)} tables share them" * (len(pool.tables) > 1)
-            use = f"{pool.num_rows:,} rows, of which each of these ids sums two{sharing}"
+            use = f"{pool.num_rows:,} rows, of which each of these ids sums two"
             about = ["", f"{pool.num_ids:,}", "", "", _percent(pool.traffic), ""]
             rows.append([f"({pool.name})", "", *about, "", show_bytes(pool.bytes), show_bytes(pool.state_bytes), use])
         blank = [""] * len(about)
@@ -170,8 +168,7 @@ class Plan(Mapping[str, Scheme]):
         rows.append(["(shared)", "", *blank, "", *shared, SHARED])
         total = [sum(t.bytes_before for t in self.tables), self.bytes - self.state_bytes, self.state_bytes]
         whole = f"together {show_bytes(self.bytes)} of {show_bytes(self.budget)}"
-        is_all_full = self.bytes < self.budget and all(table.scheme == Full() for table in self.tables)
-        whole += ", every table is full" * is_all_full
+        whole += ", every table is full" * all(table.scheme == Full() for table in self.tables)
         whole += "" if self.state_dtype == "float32" else f", with the state in {self.state_dtype}"
         whole += f", once rows are stored in {self.bits} bits" if self.bits else ""
         about = ["", "", "", *map(_percent, self.traffic)] if counted else blank
@@ -235,7 +232,8 @@ class Plan(Mapping[str, Scheme]):
                 raise ValueError(f"it must be an object of format {FORMAT!r}, version 1")
             return build(cls, options, converters={Scheme: schemes.from_dict, torch.dtype: _row_dtype})
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"plan JSON ({text[:40]!r}...) is not a plan: {error}") from None
+            hint = "; if you edited it, remove its checksum" * ("its checksum" in str(error))
+            raise ValueError(f"plan JSON ({text[:40]!r}...) is not a plan: {error}{hint}") from None
 
 
 class Candidate(NamedTuple):

@@ -105,7 +105,7 @@ def export(
 def _format_of(path: Path, format: str | None) -> str:
     if format is None:
         if path.suffix not in SUFFIXES:
-            raise ValueError(f"path ({path}) must end in .onnx or .pt2, or format must be given")
+            raise ValueError(f"path ({path}) must end in .onnx, .pt2 (command: .safetensors), or format must be given")
         return SUFFIXES[path.suffix]
     check_choice("format", format, Format)
     if format == "aot-inductor" and path.suffix != ".pt2":

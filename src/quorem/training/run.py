@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .. import models
+from ..checks import shown_names
 from ..data.encoding import write_encoding
 from ..data.prepared import Prepared
 from ..files import atomic as files
@@ -69,6 +70,8 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         """Lock the folder; of several processes that train together, the first does it for all."""
         if is_first():
+            if self.path.exists() and not self.path.is_dir():
+                raise NotADirectoryError(f"{self.path} is a file and must be a folder, or not exist yet")
             self.path.mkdir(parents=True, exist_ok=True)
             message = f"{self.path}: another process is training in this folder"
             self._lock = files.Lock(self.path / ".lock", message, attempts=self.attempts)
@@ -87,7 +90,7 @@ class RunFolder:
             draft.unlink()
         if about.exists():
             if (earlier := read_config(about)) != self.config:
-                raise ValueError(f"{self.path} holds another run: {difference(earlier, self.config)}")
+                raise ValueError(f"{self.path} holds another run: {difference(earlier, self.config)}; take a new --out")
             return
         if strangers := sorted(p.name for p in self.path.iterdir() if p.name != ".lock"):
             raise FileExistsError(f"{self.path} is not the folder of a run: it has {', '.join(strangers[:3])}")
@@ -227,9 +230,12 @@ def read_config(path: Path) -> RunConfig:
 
 
 def difference(saved: RunConfig, wanted: RunConfig) -> str:
-    """Where two configurations differ."""
-    pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in fields(RunConfig)]
-    return ", ".join(f"{name} is {old!r} there and {new!r} here" for name, old, new in pairs if old != new)
+    """Where two configurations differ; of plans only the tables."""
+    plans = [dict(config.plan or ()) for config in (saved, wanted)]
+    tables = [name for name in plans[0] | plans[1] if plans[0].get(name) != plans[1].get(name)]
+    pairs = [(f.name, getattr(saved, f.name), getattr(wanted, f.name)) for f in fields(RunConfig) if f.name != "plan"]
+    texts = [f"{name} is {old!r} there and {new!r} here" for name, old, new in pairs if old != new]
+    return ", ".join([*[f"the plan differs in tables {shown_names(tables)}"] * bool(tables), *texts])
 
 
 def write_model(folder: Path, model: nn.Module, config: RunConfig) -> None:
