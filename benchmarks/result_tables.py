@@ -225,11 +225,11 @@ def first_minutes() -> str:
     table = sum(steps[name]["seconds"] for name in ("prepare", "train", "predict"))
     demo = steps["demo"]
     rows = [
-        ("`pip install`, packages within reach", f"{steps['install']['seconds']:.0f} s"),
+        ("`pip install`, packages from a nearby mirror", f"{steps['install']['seconds']:.0f} s"),
         ("`quorem --help`", f"{steps['help']['seconds']:.1f} s"),
         ("first vectors and gradients, CPU kernels compiled", f"{steps['first vectors']['seconds']:.0f} s"),
         ("the same in the next process", f"{steps['first vectors, again']['seconds']:.0f} s"),
-        ("`quorem demo`: first line, whole", f"{demo['first_line_s']:.0f} s, {demo['seconds']:.0f} s"),
+        ("`quorem demo`", f"first line after {demo['first_line_s']:.0f} s, all after {demo['seconds']:.0f} s"),
         ("your own CSV of 10,000 rows: prepared, trained, scored", f"{table:.0f} s"),
     ]
     return machine(result) + markdown(("step", "wait"), *rows)

@@ -122,7 +122,7 @@ def header(config: RunConfig, prepared: Prepared, device: str) -> list[str]:
         f"data      {prepared.path}: {words.data(about)}",
         f"model     {words.network(config.network)}, {numbers['parameters']:,} parameters",
         f"tables    {words.scheme(json.loads(config.to_json()))}, D = {config.embedding_dim}, {config.row_dtype}:"
-        f" {show_bytes(size)}{smaller}{kept}",
+        f" {show_bytes(size)} without optimizer state{smaller}{kept}",
         f"training  {conditions}, {words.optimizer(config.optimizer)}, lr {config.learning_rate:g},"
         f" seed {config.seed}, on {device}",
     ]
