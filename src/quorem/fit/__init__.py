@@ -5,7 +5,7 @@ pass over the ids computes. A fit reads the trained table in blocks, and keeps t
 time. ``docs/appendix/fit.md`` describes the methods.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
 
@@ -35,7 +35,6 @@ def fit_(
     padding_idx: int | None = None,  # an id that is left out, since its vector is never read
     ranks: Ranks | None = None,  # the hot and cold ids of a ``HotCold`` scheme; None where ids are by frequency
     matrix: Tensor | None = None,  # the matrix ``[d, D]`` of narrow rows, filled in place
-    composed: Callable[[Tensor], Tensor] | None = None,  # the rows ``[N, d]`` that ids read from ``tables``
 ) -> None:
     """Fill the tables of one spec with the least-squares fit of a trained table.
 
@@ -43,9 +42,6 @@ def fit_(
     tables in turn. The largest table carries the scale: the others have mean zero for ``add``, and mean square one for
     ``mult``. Hot ids of a ``HotCold`` scheme keep their vectors; the row of the rest is the mean of theirs.
     An id that never occurs only determines what no other id determines.
-
-    The matrix of narrow rows has the main directions of the trained table, and the tables are fitted to the coordinates
-    of its vectors. With ``composed`` the matrix is then solved for the rows that were found.
 
     >>> from quorem import QR
     >>> remainder, quotient = torch.empty(3, 1), torch.empty(2, 1)
@@ -71,40 +67,34 @@ def fit_(
         dense = dense.detach()
         padding = None if padding_idx is None else padding_idx % n
         weights = weights_of(frequencies, dense.device)
-        coordinates = dense if matrix is None else fit_matrix_(matrix, dense, weights, padding)
+        if matrix is not None:
+            dense = fit_matrix_(matrix, dense, weights, padding)
         if isinstance(spec.scheme, Full):
-            tables[0].copy_(coordinates)
+            tables[0].copy_(dense)
             return
-        target = Target(coordinates, _scale(coordinates, padding), spec.partitions, None, weights, padding)
-        _fit_tables_(target, tables, spec, ranks)
-        if matrix is not None and composed is not None:
-            _solve_matrix_(matrix, composed, dense, weights, padding)
-
-
-def _fit_tables_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: Ranks | None) -> None:
-    """Fill the tables of one spec, as wide as ``target``."""
-    if spec.num_own or spec.pool is not None:
-        target = _fit_own_(target, tables, spec, ranks)
-        tables = tables[spec.num_own > 0 :]
-    if not tables or not target.num_ids:
-        return
-    if spec.operation in ("concat", "feature") or len(tables) == 1:
-        start = 0
-        for table, partition in zip(tables, target.partitions, strict=True):
-            columns = slice(start, start + table.shape[1])
-            _fit_means_(_columns(target, columns), table, partition)
-            start += table.shape[1] if spec.operation == "concat" else 0
-        return
-    order = sorted(range(len(tables)), key=lambda j: -len(tables[j]))
-    target = replace(target, partitions=tuple(target.partitions[j] for j in order))
-    best = best_sum if spec.operation == "add" else best_product
-    for columns, part in _chunks(target):
-        largest, *small = (tables[j][:, columns] for j in order)
-        scale = part.scale if spec.operation == "add" else torch.ones_like(part.scale)
-        for table, values in zip(small, best(part), strict=True):
-            table.copy_(values * scale)
-        rows = part.best_rows([table.double() / scale for table in small], spec.operation)  # of tables as rounded
-        largest.copy_(rows * part.scale)
+        target = Target(dense, _scale(dense, padding), spec.partitions, None, weights, padding)
+        if spec.num_own or spec.pool is not None:
+            target = _fit_own_(target, tables, spec, ranks)
+            tables = tables[spec.num_own > 0 :]
+        if not tables or not target.num_ids:
+            return
+        if spec.operation in ("concat", "feature") or len(tables) == 1:
+            start = 0
+            for table, partition in zip(tables, target.partitions, strict=True):
+                columns = slice(start, start + table.shape[1])
+                _fit_means_(_columns(target, columns), table, partition)
+                start += table.shape[1] if spec.operation == "concat" else 0
+            return
+        order = sorted(range(len(tables)), key=lambda j: -len(tables[j]))
+        target = replace(target, partitions=tuple(target.partitions[j] for j in order))
+        best = best_sum if spec.operation == "add" else best_product
+        for columns, part in _chunks(target):
+            largest, *small = (tables[j][:, columns] for j in order)
+            scale = part.scale if spec.operation == "add" else torch.ones_like(part.scale)
+            for table, values in zip(small, best(part), strict=True):
+                table.copy_(values * scale)
+            rows = part.best_rows([table.double() / scale for table in small], spec.operation)  # of tables as rounded
+            largest.copy_(rows * part.scale)
 
 
 def _fit_own_(target: Target, tables: Sequence[Tensor], spec: TableSpec, ranks: Ranks | None) -> Target:
@@ -165,7 +155,8 @@ def fit_matrix_(matrix: Tensor, dense: Tensor, weights: Tensor | None, padding: 
     """
     d, width = matrix.shape
     products = torch.zeros(width, width, dtype=torch.float64, device=dense.device)
-    for ids in _id_blocks(dense, padding):
+    for ids in torch.arange(len(dense), device=dense.device).split(BLOCK_ROWS):
+        ids = ids if padding is None else ids[ids != padding]
         rows = dense[ids].double()
         products += rows.T @ (rows if weights is None else rows * weights[ids, None])
     if not products.isfinite().all():
@@ -174,23 +165,3 @@ def fit_matrix_(matrix: Tensor, dense: Tensor, weights: Tensor | None, padding: 
     matrix.copy_(vectors.T * sqrt(width / d))
     inverse = torch.linalg.pinv(matrix.double())  # of the matrix as it was rounded
     return torch.cat([(block.double() @ inverse).to(dense.dtype) for block in dense.split(BLOCK_ROWS)])
-
-
-def _solve_matrix_(
-    matrix: Tensor, composed: Callable[[Tensor], Tensor], dense: Tensor, weights: Tensor | None, padding: int | None
-) -> None:
-    """Add to ``matrix`` what minimizes the squared error of the vectors of given rows; arguments as in ``fit_``."""
-    before = matrix.double()
-    curvature, gradient = before.new_zeros(len(before), len(before)), torch.zeros_like(before)
-    for ids in _id_blocks(dense, padding):
-        rows = composed(ids).double()
-        weighted = rows if weights is None else rows * weights[ids, None]
-        curvature += weighted.T @ rows
-        gradient += weighted.T @ (dense[ids].double() - rows @ before)
-    matrix.copy_(before + torch.linalg.pinv(curvature, hermitian=True) @ gradient)
-
-
-def _id_blocks(dense: Tensor, padding: int | None) -> Iterator[Tensor]:
-    """The ids of a table but for ``padding``, BLOCK_ROWS at a time."""
-    for ids in torch.arange(len(dense), device=dense.device).split(BLOCK_ROWS):
-        yield ids if padding is None else ids[ids != padding]

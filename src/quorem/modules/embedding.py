@@ -1,6 +1,5 @@
 """``Embedding``: ``nn.Embedding`` stored by a scheme."""
 
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -241,13 +240,11 @@ class Embedding(Tables):
         True
         """
         self._check_writable()
-        dense, spec = trained_table(embeddings), self.specs[0]
+        dense = trained_table(embeddings)
         options: dict[str, Any] = {"padding_idx": self.padding[0], "ranks": self.ranks_of[0]}
-        if spec.operation != "feature" and not self.raw_ids[0]:  # a lookup would hash the ids of the table
-            options["composed"] = partial(scores.vectors_of, self)
         with torch.no_grad():
             tables = self._views(self.all_extents)
-            fit_(tables, spec, dense, frequencies, matrix=self.projection(), **options)
+            fit_(tables, self.specs[0], dense, frequencies, matrix=self.projection(), **options)
         return self
 
     @classmethod
