@@ -9,6 +9,7 @@ from torch import Tensor
 from ..modules.lookup import Tables
 from ..ops.declare import word_bytes
 from ..ops.layout import Layout
+from ..optimizer_names import StateDtype
 from ..paper.schemes import Full, Scheme
 from ..planner import Module, Plan, plan_modules
 from ..planner.budget import parse_bytes
@@ -40,8 +41,7 @@ def choose(
         if len({choice.scheme for choice in choices}) > 1:
             raise ValueError(f"scheme_or_plan must have one scheme for {', '.join(group.members)}: they share a weight")
         if not group.reason:
-            is_ours = plan is not None and _must_be_ours(group, plan)
-            group.reason = _reason(group, choices[0], is_ours) if choices else "the plan does not name it"
+            group.reason = _reason(group, choices[0], plan) if choices else "the plan does not name it"
         if group.reason:
             continue
         group.choice = choices[0]
@@ -97,21 +97,19 @@ def _planned(groups: list[WeightGroup], budget: int | str, counted: StateBytes) 
     return plan_modules(list(modules.values()), budget, counted.optimizer, counts, bits=(), **options)
 
 
-def _must_be_ours(group: WeightGroup, plan: Plan) -> bool:
-    """Whether a plan counts on a full table's module: only quorem's are quantized, or have a dense gradient's state in
-    few bits."""
-    in_few_bits = plan.state_dtype != "float32" and group.collection is None and not group.first.sparse
-    return plan.bits is not None or in_few_bits
+def _reason(group: WeightGroup, choice: ChosenScheme, plan: Plan | None) -> str:
+    """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says.
 
-
-def _reason(group: WeightGroup, choice: ChosenScheme, must_be_ours: bool) -> str:
-    """Why a group stays as it is, though it could be replaced; empty if it is stored as ``choice`` says."""
+    A plan may count on a full table's module: only quorem's are quantized, or have few bits for dense gradients' state.
+    """
     module, width = group.first, choice.scheme.width
     if width is not None and width >= module.embedding_dim:
         return f"rows of {width} numbers are no narrower than its vectors"
     spec = choice.scheme.spec(module.num_embeddings, module.embedding_dim)
     if spec.operation == "feature":
         return "feature generation gives several vectors an id, which the model does not expect"
+    in_few_bits = plan is not None and plan.state_dtype != "float32" and group.collection is None and not module.sparse
+    must_be_ours = in_few_bits or (plan is not None and plan.bits is not None)
     if choice.dtype in (None, module.weight.dtype) and not must_be_ours:
         if spec.fallback:
             return spec.fallback
@@ -124,9 +122,8 @@ def state_bytes(module: Any, counted: StateBytes) -> int:
     """Bytes of the state that an optimizer keeps for an embedding, torch's or composed."""
     is_ours = isinstance(module, Tables)
     rows, tables = (module.stored, len(module.all_extents)) if is_ours else (module.weight, 1)
-    state = replace(counted, dtype=rows.dtype, sparse=module.sparse)
-    if not is_ours and not module.sparse:
-        state = replace(state, state_dtype="float32")  # the optimizer updates it as a whole
+    state_dtype: StateDtype = counted.state_dtype if is_ours or module.sparse else "float32"  # as torch keeps it
+    state = replace(counted, dtype=rows.dtype, sparse=module.sparse, state_dtype=state_dtype)
     of_others = sum(state.whole(p.numel(), p.dtype) for p in module.parameters() if p is not rows)
     return len(rows) * state.row(rows.shape[1]) + tables * state.table + state.shared + of_others
 

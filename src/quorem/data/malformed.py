@@ -1,7 +1,7 @@
 """Malformed lines and rows of a file: counted, shown with the reason, and left out."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -38,17 +38,13 @@ class Malformed:
         if self.count > self.limit:
             lines = f"{self.count} malformed {self.unit}{'s' * (self.count != 1)} so far"
             rule = f"more than the {self.limit} that may be left out (max_malformed=, --max-malformed)"
-            shown = self._shown_lines() + ", ..." * (self.count > len(self.first))
-            raise ValueError(f"{self.source} has {lines}, {rule}: {shown}")
-
-    def _shown_lines(self) -> str:
-        """The first lines with their reasons; a rule that several values in turn break is written once."""
-        shown, earlier = [], ""
-        for number, reason in self.first:
-            value, _, rule = reason.partition(") ")
-            shown.append(f"{self.unit} {number}: " + (f"{value})" if rule and rule == earlier else reason))
-            earlier = rule
-        return "; ".join(shown)
+            shown, earlier = [], ""
+            for number, reason in self.first:  # a rule that several values in turn break is written once
+                value, _, broken = reason.partition(") ")
+                shown.append(f"{self.unit} {number}: " + (f"{value})" if broken and broken == earlier else reason))
+                earlier = broken
+            more = ", ..." * (self.count > len(self.first))
+            raise ValueError(f"{self.source} has {lines}, {rule}: {'; '.join(shown)}{more}")
 
     def filtered(self, rows: ParsedRows, column: str, rule: str, is_bad: pl.Expr) -> ParsedRows:
         """The rows for which ``is_bad`` does not hold; the others are added: ``column`` breaks ``rule`` there."""
@@ -56,11 +52,7 @@ class Malformed:
         if not bad.any():
             return rows
         for number, value in zip(rows.numbers[bad.to_numpy()].tolist(), rows.frame[column].filter(bad), strict=True):
-            self.add(number, f"{column} is missing" if value is None else f"{column} ({_shown(value)}) {rule}")
+            text = repr(value)
+            text = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+            self.add(number, f"{column} is missing" if value is None else f"{column} ({text}) {rule}")
         return ParsedRows(rows.frame.filter(~bad), rows.numbers[~bad.to_numpy()], rows.done)
-
-
-def _shown(value: Any) -> str:
-    """A value as text of a limited length."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

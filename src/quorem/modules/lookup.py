@@ -56,11 +56,8 @@ class Tables(StoredTables):
             return
         # DistributedDataParallel sends the buffers of the first process at each call: comparing would wait for a GPU.
         if DistributedDataParallel._active_ddp_module is None and checksum(self.layout) != self._checksum:
-            title = self.names[0] or type(self).__name__
-            raise RuntimeError(
-                f"the integers of {title!r} were overwritten, and its rows mean something else now: average parameters"
-                " only (AveragedModel with use_buffers=False), or load a state_dict"
-            )
+            title, hint = self.names[0] or type(self).__name__, "average parameters only, or load a state_dict"
+            raise RuntimeError(f"integers of {title!r} were overwritten, so ids would read other rows: {hint}")
         self.__dict__["_version"] = version
 
     def dense(self, table: int = 0) -> Tensor:
@@ -158,7 +155,8 @@ class Tables(StoredTables):
         if "id_rules" in self._buffers:
             ids = self._within(ids, offsets)
             batch = IdBatch(ids, offsets, batch.sample_weights, batch.mean)
-        invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
+        counts = ids.is_cuda and self.on_invalid_id != "trust"  # CPU ops raise instead
+        invalid = self._buffers["invalid_ids"] if counts else None  # faster than an attribute
         groups = self.networks() if self._modules else ()
         read, sparse = (batch, stored, self.layout, updates, self._read_options()), self.sparse
         if pieces is not None:  # torch 2.11's compiler takes an empty ``Pieces`` for true
@@ -248,10 +246,6 @@ class Tables(StoredTables):
         if self.bits:
             return {"names": self.titles, "width": self.width, "bits": self.bits, "dtype": self.vector_dtype}
         return {"names": self.titles}
-
-    def _counts_invalid(self, ids: Tensor) -> bool:
-        """Whether ids out of range are counted; CPU ops raise instead."""
-        return ids.is_cuda and self.on_invalid_id != "trust"
 
     def _report_invalid(self) -> None:
         """Raise or warn about the counted ids out of range, as ``on_invalid_id`` says."""

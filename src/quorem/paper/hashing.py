@@ -35,8 +35,7 @@ def hash_strings(values: Sequence[str | bytes] | Iterable[str | bytes] | NDArray
     import xxhash  # not with ``quorem``: few programs hash strings
 
     strings = map(_encoded, values.tolist() if isinstance(values, np.ndarray) else values)
-    hashes = np.array([xxhash.xxh64_intdigest(string) for string in strings], np.uint64)
-    return torch.from_numpy(hashes.view(np.int64))
+    return torch.tensor([*map(xxhash.xxh64_intdigest, strings)], dtype=torch.uint64).view(torch.int64)
 
 
 def _encoded(value: str | bytes) -> bytes:

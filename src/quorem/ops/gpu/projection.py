@@ -97,14 +97,8 @@ def halves(x):
 @triton.jit
 def product(a, b):
     """Matrix product on the tensor cores, nearly in float32's precision."""
-    return product_of_halves(halves(a), halves(b))
-
-
-@triton.jit
-def product_of_halves(a, b):
-    """``product``, of the ``halves`` of both."""
-    a_high, a_low = a
-    b_high, b_low = b
+    a_high, a_low = halves(a)
+    b_high, b_low = halves(b)
     x = tl.dot(a_low, b_high, input_precision="tf32")
     x = tl.dot(a_high, b_low, x, input_precision="tf32")
     return tl.dot(a_high, b_high, x, input_precision="tf32")
@@ -208,15 +202,15 @@ def project_backward_kernel(
             tl.store(same, tl.load(source, mask=inside), mask=inside)
     else:
         weights, weighted = matrix_at(matrix, width, dim, R, C)
-        transposed = halves(tl.trans(numbers_in(weights, weighted)))
+        transposed = tl.trans(numbers_in(weights, weighted))
         total = tl.zeros((R, C), tl.float32)
         for block in tl.range(share, tl.cdiv(B, T), shares, num_stages=1):
             source, inside = tile_at(grad, block, column, grad_step * U, dim, B, T, C)
-            g = halves(numbers_in(source, inside))
+            g = numbers_in(source, inside)
             read, mask = tile_at(x, block, start, x_step * U, width, B, T, R)
-            total += product_of_halves(halves(tl.trans(numbers_in(read, mask))), g)
+            total += product(tl.trans(numbers_in(read, mask)), g)
             target, _ = tile_at(dx, block, start, x_step * U, width, B, T, R)
-            tl.store(target, product_of_halves(g, transposed).to(dx.dtype.element_ty), mask=mask)
+            tl.store(target, product(g, transposed).to(dx.dtype.element_ty), mask=mask)
         place = sums + share.to(tl.int64) * length + tl.load(pieces + p * PIECE_COLUMNS + PLACE)
         share_of, _ = matrix_at(place, width, dim, R, C)
         tl.store(share_of, total, mask=weighted)
