@@ -155,8 +155,7 @@ class Tables(StoredTables):
         if "id_rules" in self._buffers:
             ids = self._within(ids, offsets)
             batch = IdBatch(ids, offsets, batch.sample_weights, batch.mean)
-        counts = ids.is_cuda and self.on_invalid_id != "trust"  # CPU ops raise instead
-        invalid = self._buffers["invalid_ids"] if counts else None  # faster than an attribute
+        invalid = self._buffers["invalid_ids"] if self._counts_invalid(ids) else None  # faster than an attribute
         groups = self.networks() if self._modules else ()
         read, sparse = (batch, stored, self.layout, updates, self._read_options()), self.sparse
         if pieces is not None:  # torch 2.11's compiler takes an empty ``Pieces`` for true
@@ -246,6 +245,10 @@ class Tables(StoredTables):
         if self.bits:
             return {"names": self.titles, "width": self.width, "bits": self.bits, "dtype": self.vector_dtype}
         return {"names": self.titles}
+
+    def _counts_invalid(self, ids: Tensor) -> bool:
+        """Whether ids out of range are counted; CPU ops raise instead."""
+        return ids.is_cuda and self.on_invalid_id != "trust"
 
     def _report_invalid(self) -> None:
         """Raise or warn about the counted ids out of range, as ``on_invalid_id`` says."""

@@ -150,12 +150,14 @@ class Plan(Mapping[str, Scheme]):
         rows = [["table", "ids", *about, "before", "after", "state", "stored as" if counted else "scheme"]]
         for table in self.tables:
             dtype = "" if table.dtype == torch.float32 else dtype_name(table.dtype)
-            about = _hot_cold_rest(table) if counted else [str(table.embedding_dim)]
             if counted:
+                scheme, n = table.scheme, table.num_embeddings
+                hot, rest = (scheme.num_hot, scheme.num_rest) if isinstance(scheme, HotCold) else (n, 0)
+                about = [*(f"{x:,}" for x in (hot, n - hot - rest, rest)), *map(_percent, table.traffic or (0, 0, 0))]
                 how = ["full"] * (table.scheme == Full()) + ["lists its hot and cold ids"] * table.ranked
                 how += [f"rows of {table.scheme.width} numbers"] if table.scheme.width else []
             else:
-                how = [repr(table.scheme), table.why]
+                about, how = [str(table.embedding_dim)], [repr(table.scheme), table.why]
             sizes = [show_bytes(size) for size in (table.bytes_before, table.bytes, table.state_bytes)]
             size = (table.name, f"{table.num_embeddings:,}", *about)
             rows.append([*size, *sizes, ", ".join(filter(None, [*how, dtype]))])
@@ -249,12 +251,6 @@ def _row_dtype(name: Any) -> torch.dtype:
     if not isinstance(name, str) or name not in FLOAT_DTYPES:
         raise ValueError(f"{name!r} must be one of {', '.join(map(repr, FLOAT_DTYPES))}")
     return FLOAT_DTYPES[name]
-
-
-def _hot_cold_rest(table: PlannedTable) -> list[str]:
-    scheme, n = table.scheme, table.num_embeddings
-    hot, rest = (scheme.num_hot, scheme.num_rest) if isinstance(scheme, HotCold) else (n, 0)
-    return [*(f"{number:,}" for number in (hot, n - hot - rest, rest)), *map(_percent, table.traffic or (0, 0, 0))]
 
 
 def _percent(share: float) -> str:
