@@ -135,13 +135,15 @@ def test_an_average_of_weights_is_that_of_dense_training(name: str, in_backward:
 
 def test_an_average_over_integers_is_refused() -> None:
     """torch averages them as float32 and cuts them off, so that ids would read other rows."""
-    module = Embedding(1000, 8, QR(7))
+    module = Embedding(1000, 8, QR(7, operation="add"))
     average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     assert torch.equal(average(IDS), module(IDS))
     for _ in range(3):
         average.update_parameters(module)
     with pytest.raises(RuntimeError, match=r"integers of 'Embedding' were overwritten.*average parameters only"):
         average(IDS)
+    with pytest.raises(RuntimeError, match="were overwritten"):
+        average.module.row_numbers(IDS)
     assert module(IDS).isfinite().all()
 
 

@@ -148,10 +148,8 @@ def synthesize(
 
 def _show(prepared: "Prepared", console: Console) -> None:
     """Print what was prepared, and the command to run next; or why it cannot be trained on."""
-    import numpy as np
-
     print_summary(prepared, console)
-    labels = np.load(prepared.path / "labels.npy", mmap_mode="r")
+    labels = prepared.all.labels
     if labels.min() == labels.max():
         console.print(f"warning: every label is {labels[0]}: there is nothing to learn")
     if empty := [name for name, rows in prepared.meta.rows.items() if not rows]:

@@ -46,16 +46,17 @@ class Tables(StoredTables):
                 self._take_filled_integers()
             layout = Layout(*[buffers[name] for name in Layout._fields])
             self.__dict__["_layout"] = None if layout.slots.is_meta else layout
+        elif not torch.compiler.is_compiling():
+            self._check_unwritten(layout)
         return layout
 
-    def _check_unwritten(self) -> None:
+    def _check_unwritten(self, layout: Layout) -> None:
         """Raise RuntimeError if the integers were overwritten, as by an average over buffers, which rounds them."""
-        slots: Any = self._buffers["slots"]
-        version = 0 if slots.is_inference() else slots._version
-        if version == self.__dict__.get("_version") or self.__dict__.get("_layout") is None:
+        version = 0 if layout.slots.is_inference() else layout.slots._version
+        if version == self.__dict__.get("_version") or not is_eager():
             return
         # DistributedDataParallel sends the buffers of the first process at each call: comparing would wait for a GPU.
-        if DistributedDataParallel._active_ddp_module is None and checksum(self.layout) != self._checksum:
+        if DistributedDataParallel._active_ddp_module is None and checksum(layout) != self._checksum:
             title, hint = self.names[0] or type(self).__name__, "average parameters only, or load a state_dict"
             raise RuntimeError(f"integers of {title!r} were overwritten, so ids would read other rows: {hint}")
         self.__dict__["_version"] = version
@@ -145,9 +146,7 @@ class Tables(StoredTables):
         if offsets is not None or ids.device != stored.device:
             check_device(stored, self.ids_argument, ids, offsets, batch.sample_weights)
         eager = is_eager()
-        if eager:
-            self._check_unwritten()
-        elif is_traced():
+        if not eager and is_traced():
             updates.flush_()
             return plain.lookup(self, batch)
         if not self.bits and stored.shape[1] != self.width:  # kernels do not look
